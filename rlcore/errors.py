@@ -1,0 +1,85 @@
+"""The errors of rollflow; catch `RLCoreError` for all of them.
+
+* RLCoreError
+  x ConfigError (ValueError)              what a user asked for cannot be done; lists every problem
+    - UnsupportedVerlKeyError             a real verl key that rollflow does not implement
+  x DataError (ValueError)                a file, row or column is wrong; names it
+  x FencedError (RuntimeError)            a call of an older attempt or try; never retried
+  x DeviceLockError (RuntimeError)        another run holds the devices; names it
+  x RolloutError (RuntimeError)           generation or an agent loop failed
+    - TooManyFailuresError                more sessions failed than `reward.max_failure_ratio` allows
+  x NonFiniteLossError (RuntimeError)     too many non-finite optimizer steps in a row
+  x StateChangeError (RuntimeError)       a phase body changed an attribute other than `state`
+  x WeightSyncError (RuntimeError)        a weight update was not committed
+  x CheckpointError (RuntimeError)        a checkpoint cannot be read or written
+  x TransientError (RuntimeError)         retried with backoff by tasks/retry.py, and nothing else is
+    - DeadlineExceededError               a wait was overdue; says who waits for whom
+    - ExecutorDiedError                   a phase's process died
+    - ActorUnavailableError               a collaborator's process died or does not answer
+
+Every class takes one message only, so that it survives pickling through Ray and Prefect.
+"""
+
+
+class RLCoreError(Exception):
+    """Base of all errors of rollflow."""
+
+
+class ConfigError(RLCoreError, ValueError):
+    """The configuration cannot be run; the message lists every problem found."""
+
+
+class UnsupportedVerlKeyError(ConfigError):
+    """A real verl key that rollflow does not implement."""
+
+
+class DataError(RLCoreError, ValueError):
+    """A file, row or column is wrong; the message names it."""
+
+
+class FencedError(RLCoreError, RuntimeError):
+    """A call of an older attempt or try was refused."""
+
+
+class DeviceLockError(RLCoreError, RuntimeError):
+    """Another run holds the devices; the message names it."""
+
+
+class RolloutError(RLCoreError, RuntimeError):
+    """Generation or an agent loop failed."""
+
+
+class TooManyFailuresError(RolloutError):
+    """A larger share of sessions failed than the configuration allows."""
+
+
+class NonFiniteLossError(RLCoreError, RuntimeError):
+    """The loss or gradient was not finite in too many optimizer steps in a row."""
+
+
+class StateChangeError(RLCoreError, RuntimeError):
+    """A phase body changed an attribute of the trainer other than `state`."""
+
+
+class WeightSyncError(RLCoreError, RuntimeError):
+    """A weight update was not committed."""
+
+
+class CheckpointError(RLCoreError, RuntimeError):
+    """A checkpoint cannot be read or written."""
+
+
+class TransientError(RLCoreError, RuntimeError):
+    """A fault that may pass: retried with backoff and counted."""
+
+
+class DeadlineExceededError(TransientError):
+    """A wait was overdue; the message says who waits for whom."""
+
+
+class ExecutorDiedError(TransientError):
+    """The process that ran a phase's body died."""
+
+
+class ActorUnavailableError(TransientError):
+    """A collaborator's process died or does not answer."""
