@@ -1,0 +1,1 @@
+"""What runs and in which order: one @flow per file."""

@@ -7,12 +7,12 @@
   x FencedError (RuntimeError)            a call of an older attempt or try; never retried
   x DeviceLockError (RuntimeError)        another run holds the devices; names it
   x RolloutError (RuntimeError)           generation or an agent loop failed
-    - TooManyFailuresError                more sessions failed than `reward.max_failure_ratio` allows
+    - TooManyFailuresError                over `reward.max_failure_ratio` of sessions failed
   x NonFiniteLossError (RuntimeError)     too many non-finite optimizer steps in a row
   x StateChangeError (RuntimeError)       a phase body changed an attribute other than `state`
   x WeightSyncError (RuntimeError)        a weight update was not committed
   x CheckpointError (RuntimeError)        a checkpoint cannot be read or written
-  x TransientError (RuntimeError)         retried with backoff by tasks/retry.py, and nothing else is
+  x TransientError (RuntimeError)         what tasks/retry.py retries, and nothing else
     - DeadlineExceededError               a wait was overdue; says who waits for whom
     - ExecutorDiedError                   a phase's process died
     - ActorUnavailableError               a collaborator's process died or does not answer

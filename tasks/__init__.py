@@ -1,0 +1,1 @@
+"""How Prefect runs one phase: options, retries, names, artifacts, the Ray task runner."""

@@ -1,0 +1,1 @@
+"""The ledger of prompts and the queue of rows."""

@@ -1,0 +1,1 @@
+"""Weight updates from trainer to replicas, as transactions."""

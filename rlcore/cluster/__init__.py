@@ -1,0 +1,1 @@
+"""Placement and Ray actors: thin shells round plain objects."""

@@ -1,0 +1,1 @@
+"""LLM servers: engines, replicas, router and client."""

@@ -1,0 +1,1 @@
+"""Fakes and tiny models that implement the real contracts; for users too."""

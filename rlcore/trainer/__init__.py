@@ -1,0 +1,1 @@
+"""PPOTrainer, its phases and hooks, and the modes."""

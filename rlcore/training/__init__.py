@@ -1,0 +1,1 @@
+"""The training worker: log-probs, updates, checkpoints of one rank."""
