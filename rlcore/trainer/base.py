@@ -1,0 +1,270 @@
+"""PPOTrainer: the phases and hooks of a training run, with verl's names.
+
+One object lives in the driver. The loop is in flows/train.py and flows/train_step.py; it calls the
+phase methods by way of Prefect tasks (each body on a copy, in an executor) and the hooks in a thread
+of the driver, one at a time. A mode is a subclass that fills in hooks (`@register_trainer`).
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from rlcore.algorithms import ADV_ESTIMATORS
+from rlcore.buffer.replay_buffer import ReplayBuffer
+from rlcore.buffer.transfer_queue import attached_queue
+from rlcore.checkpoint_engine.manager import CheckpointEngineManager
+from rlcore.cluster.ledger import LedgerClient
+from rlcore.cluster.training_worker import TrainingGroup
+from rlcore.config import RunConfig
+from rlcore.errors import ConfigError
+from rlcore.registry import Registry
+from rlcore.tracking.batch_metrics import batch_metrics
+from rlcore.trainer.advantage import compute_advantage
+from rlcore.trainer.checkpoint import CheckpointStore
+from rlcore.trainer.phases import Metrics
+from rlcore.trainer.prompt_source import PromptSource
+from rlcore.trainer.run_folder import RunFolder
+from rlcore.trainer.validation import run_validation
+from rlcore.types import BatchRef, CallKey, SampledBatch
+
+logger = logging.getLogger(__name__)
+
+TRAINERS: Registry[type["PPOTrainer"]] = Registry("trainer mode")
+LOOP_METHODS = ("fit", "step", "_step_once")
+
+
+def register_trainer(name: str) -> Any:
+    """Register a trainer mode under `name` (verl's decorator).
+
+    Raises:
+        ConfigError: the class overrides `fit`, `step` or `_step_once`: the loop is the flow's.
+    """
+
+    def add(cls: type["PPOTrainer"]) -> type["PPOTrainer"]:
+        overridden = [method for method in LOOP_METHODS if hasattr(cls, method)]
+        if overridden:
+            raise ConfigError(
+                f"trainer mode {name!r} ({cls.__module__}.{cls.__qualname__}) overrides "
+                f"{', '.join(overridden)}; the loop belongs to flows/train.py, where each phase is a "
+                "Prefect task: override hooks (on_step_end, ...) or phases (_update_actor, ...)"
+            )
+        return TRAINERS.register(name)(cls)
+
+    return add
+
+
+class WeightManager(Protocol):
+    """What hooks may call on `checkpoint_manager`; in the flow each call is a Prefect task."""
+
+    def update_weights(self, global_steps: int) -> dict[str, Any]: ...
+    def sleep_replicas(self) -> None: ...
+    def wake_up_replicas(self) -> None: ...
+    def abort_replicas(self) -> None: ...
+    def resume_generation_replicas(self) -> None: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainerResources:
+    """The collaborators that the driver made before step 1; all picklable clients."""
+
+    folder: RunFolder
+    attempt: int
+    ledger: LedgerClient
+    training: TrainingGroup
+    checkpoint_manager: CheckpointEngineManager
+
+
+class PPOTrainer:
+    """Base of all modes.
+
+    Attributes:
+        config: The frozen configuration.
+        global_steps: The step that runs, from 1; 0 before the first.
+        state: A dict of JSON values: what a phase may change; it is in every checkpoint.
+        checkpoint_manager: Publishes weights and controls the replicas (`WeightManager`).
+        replay_buffer: Leases batches of finished prompts.
+    """
+
+    inner_steps: ClassVar[int] = 1
+    """Inner steps per step (verl: parameter_sync_step)."""
+
+    def __init__(self, config: RunConfig, resources: TrainerResources) -> None:
+        self.config = config
+        self.global_steps = 0
+        self.state: dict[str, Any] = {"train_position": 0, "best_step": None, "best_score": None}
+        self.run_id = resources.folder.run_id
+        self.attempt = resources.attempt
+        self.folder = resources.folder
+        self.ledger = resources.ledger
+        self.training = resources.training
+        self.checkpoint_manager: WeightManager = resources.checkpoint_manager
+        self.prompts = PromptSource(config, self.run_id)
+        self.replay_buffer = ReplayBuffer(
+            self.ledger,
+            run_id=self.run_id,
+            attempt=self.attempt,
+            deadline_s=config.deadlines.for_phase("sample_batch"),
+        )
+        self.call_key: CallKey | None = None
+
+    # Hooks, in the order of a run. They run in the driver, in a thread of their own.
+    def on_init_end(self) -> None:
+        """The weights are loaded and no replica serves yet."""
+
+    def on_train_begin(self) -> None:
+        """Before the first step."""
+
+    def on_step_begin(self) -> None:
+        """`global_steps` is the step that begins."""
+
+    def on_sample_begin(self) -> None:
+        """Before the batch of an inner step is waited for."""
+
+    def on_sample_end(self) -> None:
+        """The batch is leased."""
+
+    def on_step_end(self) -> None:
+        """The step is committed and saved."""
+
+    def on_validate_begin(self) -> None:
+        """Before a validation."""
+
+    def on_validate_end(self) -> None:
+        """After a validation."""
+
+    def on_train_end(self) -> None:
+        """After the last step, on every normal path."""
+
+    # Phases. Each runs on a copy of this object in an executor and may change only self.state.
+    def _add_batch_to_generate(self) -> Metrics:
+        """Feed the step's prompts to the ledger; feeding them again changes nothing."""
+        count = self.config.data.train_batch_size
+        fed = self._feed(count)
+        return {"training/prompts_fed": float(fed)}
+
+    def _feed(self, count: int) -> int:
+        """Feed the next `count` prompts of the training order; return how many were new."""
+        start = self.state["train_position"]
+        specs = self.prompts.train_specs(start=start, count=count, global_step=self.global_steps)
+        fed = self.ledger.feed(self._key(), specs)
+        self.state["train_position"] = start + count
+        return fed
+
+    def _refill(self, count: int) -> int:
+        """Feed prompts in the place of `count` failed groups."""
+        self.state["train_position"] = self._fed_position()
+        return self._feed(count)
+
+    def _fed_position(self) -> int:
+        """How far the order was fed, also by a try that died and whose `state` was lost."""
+        return self.ledger.counts(self._partition("train"))["fed"]
+
+    def _sample_batch(self) -> tuple[BatchRef, Metrics]:
+        """Wait for the step's batch and lease it; asking again returns the same one."""
+        batch_size = self.config.data.train_batch_size // self.inner_steps
+        batch, metrics = self.replay_buffer.sample(
+            self.global_steps, "train", batch_size, key=self._key(), refill_fn=self._refill
+        )
+        self.state["train_position"] = self._fed_position()
+        ref = BatchRef(
+            run_id=self.run_id,
+            global_step=batch.global_step,
+            inner_step=batch.inner_step,
+            lease_id=batch.lease_id,
+            num_prompts=len(batch.uids),
+            num_trajectories=len(batch.keys),
+        )
+        return ref, metrics
+
+    def _compute_reward_colocate(self, batch: BatchRef) -> Metrics:
+        """Report the rewards, which the AgentLoopWorkers computed while they streamed in.
+
+        Raises:
+            DataError: a trajectory of the batch has no reward.
+        """
+        return batch_metrics(self._leased(batch))
+
+    def _balance_batch(self, batch: BatchRef) -> Metrics:
+        """Report the sequence lengths that each rank will work on."""
+        return self.training.balance_metrics(self._leased(batch))
+
+    def _compute_old_log_prob(self, batch: BatchRef) -> Metrics:
+        """Write `old_log_probs` and `entropy` of the batch under the current weights."""
+        return self.training.compute_log_prob(
+            self._key(), self._partition("train"), self._leased(batch)
+        )
+
+    def _compute_advantage(self, batch: BatchRef) -> Metrics:
+        """Write `advantages` and `returns` by `algorithm.adv_estimator`."""
+        return compute_advantage(
+            attached_queue(self.config.deadlines.queue),
+            self._partition("train"),
+            self._leased(batch),
+            estimator=ADV_ESTIMATORS.get(self.config.algorithm.adv_estimator),
+            norm_by_std=self.config.algorithm.norm_adv_by_std_in_grpo,
+        )
+
+    def _update_actor(self, batch: BatchRef) -> Metrics:
+        """Make the inner step's optimizer steps; each is applied once, however often this runs."""
+        return self.training.update_actor(
+            self._key(), self._partition("train"), self._leased(batch)
+        )
+
+    def _commit_step(self) -> Metrics:
+        """Mark the step's prompts trained and release their lease and rows."""
+        key = self._key()
+        rows = self.ledger.mark_trained(key, self.global_steps)
+        attached_queue(self.config.deadlines.queue).clear(self._partition("train"), rows)
+        self.state["committed_step"] = self.global_steps
+        return {}
+
+    def _save_checkpoint(self) -> Metrics:
+        """Write checkpoint `global_steps` and delete the ones that may go."""
+        store = CheckpointStore(self.folder)
+        key = self._key()
+        store.save(
+            global_step=self.global_steps,
+            attempt=self.attempt,
+            trainer={
+                "state": self.state,
+                "ledger": self.ledger.state_dict(released_step=self.global_steps),
+            },
+            write_actor=lambda path: self.training.save_checkpoint(key, path),
+        )
+        store.rotate(
+            self.config.trainer.max_actor_ckpt_to_keep, best_step=self.state["best_step"]
+        )
+        return {}
+
+    def _validate(self) -> Metrics:
+        """Generate for the held-out prompts, score them and write the generations."""
+        metrics = run_validation(
+            prompts=self.prompts,
+            ledger=self.ledger,
+            queue=attached_queue(self.config.deadlines.queue),
+            key=self._key(),
+            partition_id=self._partition("val"),
+            folder=self.folder.path,
+            deadline_s=self.config.deadlines.for_phase("validate"),
+        )
+        score = metrics["val-aux/accuracy"]
+        if self.state["best_score"] is None or score > self.state["best_score"]:
+            self.state["best_score"], self.state["best_step"] = score, self.global_steps
+        return metrics
+
+    # What phases share.
+    def _key(self) -> CallKey:
+        assert self.call_key is not None, "a phase runs by run_phase, which sets the key"
+        return self.call_key
+
+    def _partition(self, name: str) -> str:
+        return f"{self.run_id}/{name}"
+
+    def _leased(self, batch: BatchRef) -> SampledBatch:
+        return self.ledger.leased(batch.lease_id)
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Take over what `trainer.json` of a checkpoint holds (weights are the worker's)."""
+        self.global_steps = content["global_step"]
+        self.state = json.loads(json.dumps(content["state"]))
