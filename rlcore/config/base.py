@@ -1,0 +1,43 @@
+"""What every section of the configuration shares: frozen, closed, with docstrings as descriptions.
+
+Sections import nothing but pydantic, so that a configuration is checked in a fraction of a second.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+
+class Section(BaseModel):
+    """One level of the configuration tree."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        # `model` is a key of verl's; pydantic reserves the prefix `model_` only.
+        protected_namespaces=(),
+    )
+
+
+def _refuse_bool(value: Any) -> Any:
+    # pydantic reads True as 1: `rollout.n=true` would pass as a group of one.
+    if isinstance(value, bool):
+        raise ValueError("a number is needed, not a truth value")  # noqa: TRY004  pydantic's protocol
+    return value
+
+
+def as_tuple(value: Any) -> Any:
+    """Return a lone string as a tuple of one, and anything else as it is."""
+    return (value,) if isinstance(value, str) else value
+
+
+Int = Annotated[int, BeforeValidator(_refuse_bool)]
+Float = Annotated[float, BeforeValidator(_refuse_bool)]
+Strings = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
+"""One string or a list of them; always a tuple when read."""
