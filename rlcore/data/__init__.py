@@ -1,0 +1,1 @@
+"""Prompts: files, checks at the door, order, preparation."""
