@@ -4,6 +4,8 @@
   x ConfigError (ValueError)              what a user asked for cannot be done; lists every problem
     - UnsupportedVerlKeyError             a real verl key that rollflow does not implement
   x DataError (ValueError)                a file, row or column is wrong; names it
+  x PayloadTooLargeError (ValueError)     a phase's parameters or result are over the size limit
+  x BodyError (RuntimeError)              a phase's body raised something that cannot travel
   x FencedError (RuntimeError)            a call of an older attempt or try; never retried
   x DeviceLockError (RuntimeError)        another run holds the devices; names it
   x RolloutError (RuntimeError)           generation or an agent loop failed
@@ -14,6 +16,7 @@
   x CheckpointError (RuntimeError)        a checkpoint cannot be read or written
   x TransientError (RuntimeError)         what tasks/retry.py retries, and nothing else
     - DeadlineExceededError               a wait was overdue; says who waits for whom
+      . PhaseTimeoutError (TimeoutError)  a phase's body was overdue and was killed
     - ExecutorDiedError                   a phase's process died
     - ActorUnavailableError               a collaborator's process died or does not answer
 
@@ -35,6 +38,14 @@ class UnsupportedVerlKeyError(ConfigError):
 
 class DataError(RLCoreError, ValueError):
     """A file, row or column is wrong; the message names it."""
+
+
+class PayloadTooLargeError(RLCoreError, ValueError):
+    """A phase's parameters or result are over the size limit; the message says by how much."""
+
+
+class BodyError(RLCoreError, RuntimeError):
+    """A phase's body ended with something that cannot be rebuilt in the driver."""
 
 
 class FencedError(RLCoreError, RuntimeError):
@@ -75,6 +86,10 @@ class TransientError(RLCoreError, RuntimeError):
 
 class DeadlineExceededError(TransientError):
     """A wait was overdue; the message says who waits for whom."""
+
+
+class PhaseTimeoutError(DeadlineExceededError, TimeoutError):
+    """A phase's body was overdue; its executor was killed and is dead."""
 
 
 class ExecutorDiedError(TransientError):
