@@ -104,9 +104,9 @@ class PPOTrainer:
             self.ledger,
             run_id=self.run_id,
             attempt=self.attempt,
-            deadline_s=config.deadlines.for_phase("sample_batch"),
         )
         self.call_key: CallKey | None = None
+        self.deadline_s = 0.0
 
     # Hooks, in the order of a run. They run in the driver, in a thread of their own.
     def on_init_end(self) -> None:
@@ -164,7 +164,8 @@ class PPOTrainer:
         """Wait for the step's batch and lease it; asking again returns the same one."""
         batch_size = self.config.data.train_batch_size // self.inner_steps
         batch, metrics = self.replay_buffer.sample(
-            self.global_steps, "train", batch_size, key=self._key(), refill_fn=self._refill
+            self.global_steps, "train", batch_size, key=self._key(), deadline_s=self.deadline_s,
+            refill_fn=self._refill,
         )
         self.state["train_position"] = self._fed_position()
         ref = BatchRef(
@@ -246,7 +247,7 @@ class PPOTrainer:
             key=self._key(),
             partition_id=self._partition("val"),
             folder=self.folder.path,
-            deadline_s=self.config.deadlines.for_phase("validate"),
+            deadline_s=self.deadline_s,
         )
         score = metrics["val-aux/accuracy"]
         if self.state["best_score"] is None or score > self.state["best_score"]:

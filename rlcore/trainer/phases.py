@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 
+OWN_SHARE = 0.9
+"""Share of a phase's deadline after which its own waits are overdue."""
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -69,7 +72,12 @@ def active_batch_phases(trainer: "PPOTrainer") -> list[Phase]:
 
 
 def run_phase(
-    trainer: "PPOTrainer", phase: Phase, key: CallKey, batch: BatchRef | None = None
+    trainer: "PPOTrainer",
+    phase: Phase,
+    key: CallKey,
+    batch: BatchRef | None = None,
+    *,
+    deadline_s: float,
 ) -> PhaseResult:
     """Run one phase on this process's copy of the trainer.
 
@@ -78,11 +86,14 @@ def run_phase(
         phase: Which one.
         key: Names attempt, step and try; the phase's calls to collaborators carry it.
         batch: The leased batch, for the phases after sampling.
+        deadline_s: Seconds that the phase may take; its own waits end a little earlier, so that
+            the error names what was waited for.
 
     Raises:
         StateChangeError: the body changed an attribute other than `state`; names it.
     """
     trainer.call_key = key
+    trainer.deadline_s = OWN_SHARE * deadline_s
     before = {name: (value, _plain_copy(value)) for name, value in vars(trainer).items()}
     arguments = () if batch is None else (batch,)
     result = getattr(trainer, phase.method)(*arguments)

@@ -1,0 +1,53 @@
+"""The long-lived producers: concurrent subflows beside the steps, each supervising one worker."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from prefect import flow
+
+from rlcore.errors import RolloutError
+from tasks.lifecycle import ActiveRun, active_run
+from tasks.producers import Supervisor
+
+
+@flow(name="rollout_producer", flow_run_name="rollout-producer-{index}", persist_result=False)
+async def rollout_producer(index: int) -> dict[str, float]:
+    """Keep AgentLoopWorker `index` alive until the run stops; return what it produced."""
+    return await Supervisor(active_run(), index).run()
+
+
+@contextlib.asynccontextmanager
+async def rollout_producers(run: ActiveRun) -> AsyncIterator[None]:
+    """Run all producers beside the body, from when they are ready; end them with it.
+
+    A producer that ends before the run does cancels the body, and its error is raised.
+    """
+    body = asyncio.current_task()
+    ended: list[asyncio.Task[dict[str, float]]] = []
+
+    def on_end(producer: asyncio.Task[dict[str, float]]) -> None:
+        if not run.stop.is_set():
+            ended.append(producer)
+            if body is not None:
+                body.cancel()
+
+    producers = [asyncio.create_task(rollout_producer(i)) for i in range(run.num_producers)]
+    for producer in producers:
+        producer.add_done_callback(on_end)
+    try:
+        await run.wait_producers_ready()
+        yield
+    except asyncio.CancelledError:
+        if not ended or body is None:
+            raise
+        body.uncancel()
+        error = None if ended[0].cancelled() else ended[0].exception()
+        raise error or RolloutError("a rollout producer ended before the run did") from None
+    finally:
+        run.stop.set()
+        # The drain deadline is the supervisor's; this one is for a supervisor that hangs.
+        _, late = await asyncio.wait(producers, timeout=2 * run.config.deadlines.drain)
+        for producer in late:
+            producer.cancel()
+        await asyncio.gather(*producers, return_exceptions=True)

@@ -1,0 +1,56 @@
+"""The main loop: one attempt of one training run. Read this file first.
+
+`python -m flows.train PRESET key=value …` runs it without the CLI.
+"""
+
+import sys
+from typing import Any
+
+from prefect import State, flow
+
+from flows.rollout_producer import rollout_producers
+from flows.train_step import start_run, train_step
+from tasks.lifecycle import ended, open_run
+
+
+@flow(name="train", retries=0, persist_result=False)
+async def train(
+    preset: str,
+    overrides: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    resume: str | None = None,
+) -> dict[str, Any] | State:
+    """Train a language model by reinforcement learning.
+
+    Args:
+        preset: Name of a preset in deployments/runs, or the path of a YAML file.
+        overrides: Dotted key to value, over the preset.
+        config: Partial configuration tree, merged key by key over the preset.
+        resume: Run id: continue that run from its last checkpoint as a new attempt.
+
+    Returns:
+        Where the results are and how accuracy went; or the Crashed state of an attempt that a fault
+        of the infrastructure ended.
+    """
+    async with ended() as outcome, open_run(preset, overrides, config, resume) as run:
+        async with rollout_producers(run):
+            await start_run.with_options(task_runner=run.runner)(step=run.trainer.global_steps)
+            for first, last in run.pages():
+                page = train_step.with_options(
+                    task_runner=run.runner, flow_run_name=run.page_name(first, last)
+                )
+                await page(first_step=first, last_step=last)
+            await run.hook("on_train_end")
+        outcome.result = await run.finish()
+    return outcome.state()
+
+
+def main() -> None:
+    """Run `python -m flows.train PRESET key=value …`: the same as `rollflow train`."""
+    from flows.cli import main as cli_main
+
+    cli_main(["train", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

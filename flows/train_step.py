@@ -1,0 +1,69 @@
+"""One step: the phases in order, each a Prefect task; one page in the UI (or one per few steps).
+
+    add_batch_to_generate → sample_batch → compute_reward → balance_batch → compute_old_log_probs →
+    compute_advantage → update_actor → commit_step → save_checkpoint → update_weights → validate
+
+`update_weights` and `sleep_replicas` are tasks too: the mode's hooks call them on the checkpoint
+manager. The rollout producers generate while sample_batch waits.
+"""
+
+from prefect import flow
+
+from rlcore.trainer.phases import (
+    ADD_BATCH,
+    COMMIT_STEP,
+    SAMPLE_BATCH,
+    SAVE_CHECKPOINT,
+    VALIDATE,
+    active_batch_phases,
+)
+from tasks.lifecycle import ActiveRun, active_run
+
+
+@flow(name="train_step", persist_result=False, validate_parameters=False)
+async def train_step(first_step: int, last_step: int) -> None:
+    """Run steps `first_step` to `last_step` of the active run."""
+    run = active_run()
+    for step in range(first_step, last_step + 1):
+        await run_step(run, step)
+
+
+async def run_step(run: ActiveRun, step: int) -> None:
+    """Run one step. Each phase is safe to repeat: its key is (step, inner step, optimizer step)."""
+    trainer = run.trainer
+    trainer.global_steps = step
+    run.begin_step()
+    await run.hook("on_step_begin")
+    await run.phase(ADD_BATCH)
+    for inner_step in range(trainer.inner_steps):
+        await run.hook("on_sample_begin")
+        batch = await run.phase(SAMPLE_BATCH, inner_step=inner_step)
+        await run.hook("on_sample_end")
+        for phase in active_batch_phases(trainer):
+            await run.phase(phase, batch, inner_step=inner_step)
+    await run.phase(COMMIT_STEP)
+    if run.is_save_due(step):
+        await run.phase(SAVE_CHECKPOINT)
+    await run.hook("on_step_end")
+    if run.is_validation_due(step):
+        await validate(run)
+    await run.end_step()
+
+
+@flow(name="start_run", flow_run_name="step-{step:04d}", persist_result=False)
+async def start_run(step: int) -> None:
+    """Publish the weights that the attempt starts from, and validate them if asked to."""
+    run = active_run()
+    run.begin_step()
+    await run.hook("on_init_end")
+    if run.is_first_validation_due():
+        await validate(run)
+    await run.hook("on_train_begin")
+    await run.end_step()
+
+
+async def validate(run: ActiveRun) -> None:
+    """Measure held-out accuracy with the weights that the replicas serve."""
+    await run.hook("on_validate_begin")
+    await run.phase(VALIDATE)
+    await run.hook("on_validate_end")

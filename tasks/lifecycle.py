@@ -1,0 +1,321 @@
+"""One attempt of a run: opened before anything starts, closed whatever happened.
+
+`open_run` checks everything, takes folder, attempt number and devices, starts the cluster's actors,
+and yields the `ActiveRun` that flows and hooks work with. Nothing of a run outlives it.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger
+
+from rlcore.cluster.start import Cluster, hold_devices
+from rlcore.config import ResolvedConfig, RunConfig, resolve_config
+from rlcore.data.check import check_data
+from rlcore.errors import CheckpointError, TransientError
+from rlcore.tracking.curves import draw_curves, read_metrics
+from rlcore.trainer.base import TRAINERS, PPOTrainer, TrainerResources
+from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore, checkpoint_from_path
+from rlcore.trainer.phases import Metrics, Phase
+from rlcore.trainer.run_folder import RunFolder, new_run_id
+from rlcore.types import BatchRef, CallKey
+from tasks.deadlines import PhaseDeadlines
+from tasks.phases import PHASE_TASKS
+from tasks.report import Reporter
+from tasks.runner import PhaseRunner
+from tasks.weights import TaskCheckpointManager
+
+logger = logging.getLogger(__name__)
+
+_ACTIVE: ContextVar["ActiveRun"] = ContextVar("active_run")
+
+
+def active_run() -> "ActiveRun":
+    """Return the run that the calling flow is part of.
+
+    Raises:
+        LookupError: called outside a run: step pages and producers are subflows of `train`.
+    """
+    try:
+        return _ACTIVE.get()
+    except LookupError:
+        raise LookupError(
+            "no active run: step pages and producers are subflows of flows.train.train"
+        ) from None
+
+
+class ActiveRun:
+    """What flows and hooks of one attempt work with."""
+
+    def __init__(
+        self, *, config: RunConfig, folder: RunFolder, attempt: int, cluster: Cluster, rows: int
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.attempt = attempt
+        self.cluster = cluster
+        self.total_steps = config.total_steps(rows)
+        self.deadlines = PhaseDeadlines(config)
+        self.runner = PhaseRunner(cluster.executors)
+        self.stop = asyncio.Event()
+        resources = TrainerResources(
+            folder=folder,
+            attempt=attempt,
+            ledger=cluster.ledger,
+            training=cluster.training,
+            checkpoint_manager=cluster.checkpoint_manager,
+        )
+        mode = config.trainer.v1.trainer_mode
+        self.trainer: PPOTrainer = TRAINERS.get(mode)(config, resources)
+        self.trainer.checkpoint_manager = TaskCheckpointManager(
+            cluster.checkpoint_manager, key=self.key, deadline_s=self.deadlines.for_phase
+        )
+        self.reporter = Reporter(
+            run_id=folder.run_id,
+            folder=folder.path,
+            total_steps=self.total_steps,
+            trackers=list(config.trainer.logger),
+        )
+        self._hooks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hooks")
+        self._metrics: Metrics = {}
+        self._step_began = 0.0
+
+    @property
+    def num_producers(self) -> int:
+        """Producers, one per AgentLoopWorker."""
+        return self.config.actor_rollout_ref.rollout.agent.num_workers
+
+    def key(self, phase: str, inner_step: int = 0) -> CallKey:
+        """Return the key that calls of a phase carry; its try is counted by the task runner."""
+        return CallKey(
+            run_id=self.folder.run_id,
+            attempt=self.attempt,
+            global_step=self.trainer.global_steps,
+            inner_step=inner_step,
+            phase=phase,
+        )
+
+    async def hook(self, name: str) -> None:
+        """Run one of the trainer's hooks in the hooks' thread."""
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        began = time.monotonic()
+        await loop.run_in_executor(self._hooks, context.run, getattr(self.trainer, name))
+        self._metrics[f"timing_s/{name}"] = time.monotonic() - began
+
+    async def phase(
+        self, phase: Phase, batch: BatchRef | None = None, *, inner_step: int = 0
+    ) -> BatchRef | None:
+        """Run one phase as a task of the page; apply its state and metrics when it succeeded."""
+        deadline_s = self.deadlines.for_phase(phase.name)
+        call = PHASE_TASKS[phase.name].with_options(timeout_seconds=deadline_s)
+        key = self.key(phase.name, inner_step)
+        began = time.monotonic()
+        result = await call.submit(self.trainer, phase, key, batch, deadline_s).aresult()
+        seconds = time.monotonic() - began
+        self.deadlines.record(phase.name, seconds)
+        self.trainer.state = result.state
+        self._metrics |= result.metrics
+        self._metrics[f"timing_s/{phase.name}"] = seconds
+        if phase.name == "save_checkpoint":
+            self.reporter.event("checkpoint.saved", step=self.trainer.global_steps)
+        return result.batch or batch
+
+    def pages(self) -> Iterator[tuple[int, int]]:
+        """Yield first and last step of every page that is left."""
+        if self.config.trainer.val_only:
+            return
+        size = self.config.trainer.steps_per_page
+        for first in range(self.trainer.global_steps + 1, self.total_steps + 1, size):
+            yield first, min(first + size - 1, self.total_steps)
+
+    @staticmethod
+    def page_name(first: int, last: int) -> str:
+        """Return `step-0012`, or `steps-0101-0150` for a page of several."""
+        return f"step-{first:04d}" if first == last else f"steps-{first:04d}-{last:04d}"
+
+    def is_save_due(self, step: int) -> bool:
+        """Whether checkpoint `step` is written (verl: every save_freq steps and at the end)."""
+        freq = self.config.trainer.save_freq
+        return freq > 0 and (step % freq == 0 or step == self.total_steps)
+
+    def is_validation_due(self, step: int) -> bool:
+        """Whether step `step` is validated (verl: every test_freq steps and at the end)."""
+        freq = self.config.trainer.test_freq
+        return freq > 0 and (step % freq == 0 or step == self.total_steps)
+
+    def is_first_validation_due(self) -> bool:
+        """Whether the weights are validated before step 1."""
+        trainer = self.config.trainer
+        return (trainer.val_before_train and self.trainer.global_steps == 0) or trainer.val_only
+
+    def begin_step(self) -> None:
+        """Start the clock and the metrics of a step."""
+        self._metrics = {}
+        self._step_began = time.monotonic()
+
+    async def end_step(self) -> None:
+        """Report the step."""
+        step = self.trainer.global_steps
+        self._metrics["training/global_step"] = float(step)
+        self._metrics["timing_s/step"] = time.monotonic() - self._step_began
+        update = self.trainer.checkpoint_manager.last_update
+        for name in ("bytes", "seconds", "gb_per_s", "version"):
+            if name in update:
+                self._metrics[f"checkpoint_engine/{name}"] = float(update[name])
+        await self.reporter.step(step, self._metrics)
+
+    async def finish(self) -> dict[str, Any]:
+        """Export the model, draw the curves and say where everything is."""
+        path = self.folder.path
+        summary: dict[str, Any] = {"run_id": self.folder.run_id, "run_folder": str(path)}
+        if self.trainer.global_steps > 0:
+            await asyncio.to_thread(
+                self.cluster.training.export_hf, self.key("export"), path / "model"
+            )
+            summary["model"] = str(path / "model")
+        metrics_file = path / "metrics.jsonl"
+        if metrics_file.exists():
+            curves = await asyncio.to_thread(draw_curves, metrics_file, path / "curves")
+            summary["curves"] = [str(curve) for curve in curves]
+            summary |= _accuracy_pair(metrics_file)
+        self.reporter.event("run.finished", **summary)
+        return summary
+
+
+def _accuracy_pair(metrics_file: Path) -> dict[str, Any]:
+    validated = [m for m in read_metrics(metrics_file).values() if "val-aux/accuracy" in m]
+    if not validated:
+        return {}
+    return {
+        f"accuracy_{name}": {
+            "mean": round(m["val-aux/accuracy"], 4),
+            "stderr": round(m["val-aux/accuracy_stderr"], 4),
+            "n": int(m["val-aux/num_prompts"]),
+        }
+        for name, m in (("before", validated[0]), ("after", validated[-1]))
+    }
+
+
+@contextlib.asynccontextmanager
+async def open_run(
+    preset: str,
+    overrides: dict[str, Any] | None,
+    config: dict[str, Any] | None,
+    resume: str | None,
+) -> AsyncIterator[ActiveRun]:
+    """Open one attempt; see flows.train.train for the parameters.
+
+    Raises:
+        ConfigError, DataError: found before anything starts; every problem is listed.
+        DeviceLockError: another run holds the folder or the devices; names it.
+        CheckpointError: there is nothing to resume, or it cannot be read.
+    """
+    request = {"preset": preset, "overrides": overrides or {}, "config": config}
+    resolved = resolve_config(preset, overrides or {}, config)
+    report = await asyncio.to_thread(check_data, resolved.config)
+    folder, checkpoint = _run_folder(resolved, request, resume)
+    with folder.hold():
+        lock = await asyncio.to_thread(hold_devices, resolved.config, f"run {folder.run_id}")
+        with lock:
+            attempt = folder.begin_attempt(max_attempts=resolved.config.trainer.max_attempts)
+            async with _recorded(folder, attempt), _cluster(resolved, folder, attempt) as cluster:
+                run = ActiveRun(
+                    config=resolved.config,
+                    folder=folder,
+                    attempt=attempt,
+                    cluster=cluster,
+                    rows=report.num_train_rows,
+                )
+                await _restore(run, checkpoint)
+                token = _ACTIVE.set(run)
+                try:
+                    await run.reporter.begin(run.trainer.global_steps)
+                    yield run
+                finally:
+                    run.reporter.end()
+                    _ACTIVE.reset(token)
+
+
+def _run_folder(
+    resolved: ResolvedConfig, request: dict[str, Any], resume: str | None
+) -> tuple[RunFolder, Checkpoint | None]:
+    config = resolved.config
+    trainer = config.trainer
+    if resume is not None:
+        folder = RunFolder.open(config.run_folder(resume))
+        checkpoint = CheckpointStore(folder).latest()
+    elif trainer.resume_mode == "auto" and trainer.default_local_dir and _holds_run(trainer):
+        folder = RunFolder.open(Path(trainer.default_local_dir))
+        checkpoint = CheckpointStore(folder).latest()
+    else:
+        run_id = new_run_id(trainer.experiment_name)
+        folder = RunFolder.create(config.run_folder(run_id), run_id=run_id, request=request)
+        checkpoint = None
+        if trainer.resume_mode == "resume_path":
+            if trainer.resume_from_path is None:
+                raise CheckpointError("trainer.resume_mode=resume_path needs resume_from_path")
+            checkpoint = checkpoint_from_path(Path(trainer.resume_from_path))
+    text = json.dumps(config.model_dump(mode="json"), indent=2)
+    (folder.path / "config.json").write_text(text + "\n", encoding="utf-8")
+    return folder, checkpoint
+
+
+def _holds_run(trainer: Any) -> bool:
+    return (Path(trainer.default_local_dir) / "run.json").is_file()
+
+
+@contextlib.asynccontextmanager
+async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
+    """Write into run.json how the attempt ended."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        folder.end_attempt(attempt, "cancelled")
+        raise
+    except TransientError as error:
+        folder.end_attempt(attempt, "crashed", str(error))
+        raise
+    except BaseException as error:
+        folder.end_attempt(attempt, "failed", f"{type(error).__name__}: {error}")
+        raise
+    folder.end_attempt(attempt, "finished")
+
+
+@contextlib.asynccontextmanager
+async def _cluster(
+    resolved: ResolvedConfig, folder: RunFolder, attempt: int
+) -> AsyncIterator[Cluster]:
+    """Start the actors of a run in a thread; end them whatever happened."""
+    run_logger = get_run_logger()
+    for notice in resolved.notices:
+        run_logger.info(notice)
+    cluster = Cluster(resolved.config, folder=folder, attempt=attempt)
+    starting = asyncio.ensure_future(asyncio.to_thread(cluster.start))
+    try:
+        await asyncio.shield(starting)
+        yield cluster
+    finally:
+        cluster.abandon_start()
+        await asyncio.wait([starting])
+        await asyncio.to_thread(cluster.shutdown)
+
+
+async def _restore(run: ActiveRun, checkpoint: Checkpoint | None) -> None:
+    if checkpoint is None:
+        return
+    content = checkpoint.load_trainer()
+    key = run.key("restore")
+    await asyncio.to_thread(run.cluster.training.load_checkpoint, key, checkpoint.actor_path)
+    run.cluster.ledger.load_state_dict(key, content["ledger"])
+    run.trainer.restore(content)
+    get_run_logger().info("continues from %s", checkpoint.path)

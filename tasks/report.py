@@ -1,0 +1,114 @@
+"""What a person sees of a run: console lines, Prefect artifacts and events. Driver only."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    acreate_progress_artifact,
+    acreate_table_artifact,
+    aupdate_progress_artifact,
+)
+from prefect.events import emit_event
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rlcore.tracking.tracker import Tracking
+
+logger = logging.getLogger(__name__)
+
+TABLE_EVERY = 200
+"""The metrics table is renewed every max(1, steps / TABLE_EVERY) steps."""
+
+SHOWN = {
+    "critic/score/mean": "reward",
+    "val-aux/accuracy": "accuracy",
+    "response_length/mean": "length",
+    "actor/pg_loss": "pg_loss",
+    "actor/grad_norm": "grad_norm",
+    "actor/entropy": "entropy",
+    "timing_s/step": "s/step",
+}
+
+
+class Reporter:
+    """Reports the steps of one attempt."""
+
+    def __init__(
+        self, *, run_id: str, folder: Path, total_steps: int, trackers: list[str]
+    ) -> None:
+        self._run_id = run_id
+        self._folder = folder
+        self._total = total_steps
+        self._tracking = Tracking(trackers, folder)
+        self._artifact: UUID | None = None
+        self._rows: list[dict[str, Any]] = []
+        self.first_step_s: float | None = None
+        self._began = time.monotonic()
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable="console" not in trackers or not self._console.is_terminal,
+        )
+        self._bar = self._progress.add_task(f"run {run_id}", total=total_steps)
+        self._prints = "console" in trackers
+
+    async def begin(self, done_steps: int) -> None:
+        """Show the bar and make the progress artifact."""
+        self._progress.start()
+        self._progress.update(self._bar, completed=done_steps)
+        self._artifact = await acreate_progress_artifact(
+            progress=100.0 * done_steps / max(1, self._total),
+            description=f"run {self._run_id}: step {done_steps} of {self._total}",
+        )
+
+    async def step(self, step: int, metrics: dict[str, float]) -> None:
+        """Report a step that is complete, step 0 being the start."""
+        self._tracking.log(metrics, step)
+        self._rows.append({"step": step, **_shown(metrics)})
+        self._line(step, metrics)
+        if step == 0:
+            return
+        if self.first_step_s is None:
+            self.first_step_s = time.monotonic() - self._began
+        self._progress.update(self._bar, completed=step)
+        if self._artifact is not None:
+            await aupdate_progress_artifact(
+                self._artifact,
+                progress=100.0 * step / max(1, self._total),
+                description=f"run {self._run_id}: step {step} of {self._total}",
+            )
+        self.event("step.completed", step=step, **_shown(metrics))
+        if step % max(1, self._total // TABLE_EVERY) == 0 or step == self._total:
+            await acreate_table_artifact(
+                key="metrics", table=self._rows, description=f"metrics of run {self._run_id}"
+            )
+
+    def event(self, name: str, **payload: Any) -> None:
+        """Emit `rollflow.<name>` about this run."""
+        emit_event(
+            event=f"rollflow.{name}",
+            resource={"prefect.resource.id": f"rollflow.run.{self._run_id}"},
+            payload=payload,
+        )
+
+    def end(self) -> None:
+        """Take the bar away and close the trackers."""
+        self._progress.stop()
+        self._tracking.finish()
+
+    def _line(self, step: int, metrics: dict[str, float]) -> None:
+        text = "  ".join(f"{name} {value:.4g}" for name, value in _shown(metrics).items())
+        logger.info("step %d/%d  %s", step, self._total, text)
+        if self._prints:
+            self._console.print(f"step {step:>4}/{self._total}  {text}", highlight=False)
+
+
+def _shown(metrics: dict[str, float]) -> dict[str, float]:
+    return {short: round(metrics[name], 6) for name, short in SHOWN.items() if name in metrics}

@@ -1,0 +1,79 @@
+"""The weight manager that hooks see: every public call is a retriable Prefect task on the step's page."""
+
+from collections.abc import Callable
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from rlcore.trainer.base import WeightManager
+from rlcore.types import CallKey
+from tasks.retry import PHASE_OPTIONS
+
+
+def manager_body(manager: WeightManager, method: str, key: CallKey, args: tuple[Any, ...]) -> Any:
+    """Call one method of the plain manager; shipped to an executor."""
+    return getattr(manager.with_key(key), method)(*args)
+
+
+manager_call = task(
+    manager_body,
+    name="update_weights",
+    task_run_name="step-{key.global_step:04d}/{method}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    **PHASE_OPTIONS,
+)
+
+
+class TaskCheckpointManager:
+    """Has verl's method names; called from a hook, in the hooks' thread, it waits for the task.
+
+    Pickles as the plain manager, so that the copy of the trainer in an executor holds that one.
+    """
+
+    def __init__(
+        self,
+        manager: WeightManager,
+        *,
+        key: Callable[[str], CallKey],
+        deadline_s: Callable[[str], float],
+    ) -> None:
+        self._manager = manager
+        self._key = key
+        self._deadline_s = deadline_s
+        self.last_update: dict[str, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self._manager,)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        call = manager_call.with_options(
+            name=method, timeout_seconds=self._deadline_s("update_weights")
+        )
+        return call.submit(self._manager, method, self._key(method), args).result()
+
+    def update_weights(self, global_steps: int) -> dict[str, Any]:
+        """Publish the trainer's weights to every replica; return bytes, seconds, version."""
+        self.last_update = self._call("update_weights", global_steps)
+        return self.last_update
+
+    def sleep_replicas(self) -> None:
+        """Free the replicas' memory."""
+        self._call("sleep_replicas")
+
+    def wake_up_replicas(self) -> None:
+        """Serve again with the last committed weights."""
+        self._call("wake_up_replicas")
+
+    def abort_replicas(self) -> None:
+        """Stop all running requests; clients keep what was generated."""
+        self._call("abort_replicas")
+
+    def resume_generation_replicas(self) -> None:
+        """Let replicas that were aborted or paused serve again."""
+        self._call("resume_generation_replicas")
+
+
+def _same(manager: WeightManager) -> WeightManager:
+    return manager

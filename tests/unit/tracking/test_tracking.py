@@ -1,0 +1,81 @@
+"""Trackers, batch metrics and curves."""
+
+import json
+
+import pytest
+
+from rlcore.errors import DataError
+from rlcore.tracking.batch_metrics import batch_metrics
+from rlcore.tracking.curves import draw_curves, read_metrics
+from rlcore.tracking.tracker import TRACKERS, Tracking
+from rlcore.types import SampledBatch
+
+
+def batch(rewards):
+    tags = [
+        {"reward": r, "reward_extra": {"acc": r}, "prompt_len": 5, "response_len": 2 + i, "seq_len": 7 + i}
+        for i, r in enumerate(rewards)
+    ]
+    return SampledBatch(
+        lease_id="l", global_step=1, inner_step=0, uids=["u"], keys=[f"u_{i}_0" for i in range(len(tags))],
+        tags=tags, metrics={},
+    )  # fmt: skip
+
+
+def test_batch_metrics_are_those_of_the_tags():
+    metrics = batch_metrics(batch([1.0, 0.0, 0.5]))
+    assert metrics["critic/score/mean"] == pytest.approx(0.5)
+    assert (metrics["critic/score/max"], metrics["critic/score/min"]) == (1.0, 0.0)
+    assert metrics["response_length/mean"] == pytest.approx(3.0)  # (2 + 3 + 4) / 3
+    assert metrics["perf/total_num_tokens"] == 24.0  # 7 + 8 + 9
+
+
+def test_a_row_without_reward_is_named_and_never_counted_as_zero():
+    with pytest.raises(DataError, match=r"rows without a reward: u_1_0 \(1 in all\)"):
+        batch_metrics(batch([1.0, None]))
+
+
+def test_metrics_lines_are_read_back_and_a_later_attempt_wins(tmp_path):
+    tracking = Tracking(["console", "file", "tensorboard"], tmp_path)
+    tracking.log({"a": 1.0}, 1)
+    tracking.log({"a": 2.0}, 2)
+    tracking.log({"a": 3.0}, 2)
+    tracking.finish()
+    assert read_metrics(tmp_path / "metrics.jsonl") == {1: {"a": 1.0}, 2: {"a": 3.0}}
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_a_tracker_that_breaks_is_switched_off_and_the_others_go_on(tmp_path, caplog):
+    calls = []
+
+    class Breaks:
+        def __init__(self, folder):
+            pass
+
+        def log(self, metrics, step):
+            calls.append(step)
+            raise RuntimeError("no account")
+
+        def finish(self):
+            raise AssertionError("was switched off")
+
+    TRACKERS.register("breaks-in-test")(Breaks)
+    tracking = Tracking(["breaks-in-test", "file"], tmp_path)
+    tracking.log({"a": 1.0}, 1)
+    tracking.log({"a": 2.0}, 2)
+    tracking.finish()
+    assert calls == [1]
+    assert "tracker breaks-in-test failed and is switched off" in caplog.text
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
+
+
+def test_curves_are_drawn_from_the_metrics(tmp_path):
+    lines = [
+        {"step": 0, "val-aux/accuracy": 0.1, "val-aux/accuracy_stderr": 0.02},
+        {"step": 1, "critic/score/mean": 0.2},
+        {"step": 2, "critic/score/mean": 0.4, "val-aux/accuracy": 0.3, "val-aux/accuracy_stderr": 0.03},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written = draw_curves(tmp_path / "metrics.jsonl", tmp_path / "curves")
+    assert [path.name for path in written] == ["reward.png", "accuracy.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written)

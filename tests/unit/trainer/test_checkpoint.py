@@ -1,0 +1,102 @@
+"""Checkpoints: complete or absent, pointer last, rotation that keeps the best and the referenced."""
+
+import json
+
+import pytest
+
+from rlcore.errors import CheckpointError, FencedError
+from rlcore.trainer.checkpoint import POINTER, CheckpointStore, checkpoint_from_path
+from rlcore.trainer.run_folder import RunFolder
+
+
+@pytest.fixture
+def store(tmp_path):
+    folder = RunFolder.create(tmp_path / "r", run_id="r", request={})
+    (folder.path / "config.json").write_text("{}")
+    folder.begin_attempt(max_attempts=9)
+    return CheckpointStore(folder)
+
+
+def write_actor(path):
+    path.mkdir()
+    (path / "weights").write_text("w")
+
+
+def save(store, step, attempt=1, write=write_actor):
+    return store.save(
+        global_step=step,
+        attempt=attempt,
+        trainer={"state": {"s": step}, "ledger": {"fed": 8 * step}},
+        write_actor=write,
+    )
+
+
+def test_latest_follows_the_pointer_and_gives_back_what_was_saved(store):
+    assert store.latest() is None
+    save(store, 2)
+    save(store, 4)
+    latest = store.latest()
+    assert latest.global_step == 4
+    content = latest.load_trainer()
+    assert (content["global_step"], content["state"], content["ledger"]) == (4, {"s": 4}, {"fed": 32})
+    assert (latest.actor_path / "weights").read_text() == "w"
+
+
+def test_a_save_that_dies_in_the_middle_leaves_the_older_checkpoint(store):
+    save(store, 2)
+
+    def die(path):
+        path.mkdir()
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        save(store, 4, write=die)
+    assert store.latest().global_step == 2
+    assert store.steps() == [2]
+
+
+def test_an_older_attempt_cannot_move_the_pointer(store):
+    save(store, 2)
+    store.folder.begin_attempt(max_attempts=9)
+    with pytest.raises(FencedError):
+        save(store, 4, attempt=1)
+    assert (store.folder.path / POINTER).read_text() == "2"
+    assert store.steps() == [2]
+
+
+def test_a_repeated_save_replaces_the_same_step(store):
+    save(store, 2)
+    save(store, 2)
+    assert store.steps() == [2]
+
+
+def test_rotation_keeps_the_newest_the_best_and_the_referenced(store):
+    for step in (2, 4, 6, 8, 10):
+        save(store, step)
+    (store.at(4).path / "references" / "promoted").write_text("")
+    assert store.rotate(2, best_step=2) == [6]
+    assert store.steps() == [2, 4, 8, 10]
+    assert store.rotate(None, best_step=None) == []
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_its_number(store):
+    checkpoint = save(store, 2)
+    file = checkpoint.path / "trainer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 99}))
+    with pytest.raises(CheckpointError, match="format 99, this version reads 1"):
+        checkpoint.load_trainer()
+
+
+def test_a_path_with_trailing_slash_or_subfolder_names_its_checkpoint(store):
+    save(store, 12)
+    root = store.folder.path / "global_step_12"
+    for path in (root, root / "actor"):
+        assert checkpoint_from_path(path).global_step == 12
+    with pytest.raises(CheckpointError, match="must be a folder global_step_N"):
+        checkpoint_from_path(store.folder.path)
+
+
+def test_asking_for_a_step_that_was_not_saved_lists_those_that_were(store):
+    save(store, 2)
+    with pytest.raises(CheckpointError, match=r"steps that have one: \[2\]"):
+        store.at(3)
