@@ -1,5 +1,30 @@
-"""The typed configuration tree with verl's names."""
+"""The typed configuration tree with verl's names.
 
+`RunConfig` is verl's tree as frozen pydantic models. A key is one of three: *honoured* (a field of
+`RunConfig`), *satisfied* (asks for what happens anyway: one notice) or *refused* (asks for what is
+not done, with reason and fix). The latter two are listed in `verl_keys.py`, rules between keys in
+`rules.py`. All problems are reported at once, by one `ConfigError`.
+
+    base data actor rollout trainer run   the tree, one file a section; add a key there
+    rules                                 what must hold between keys
+    verl_keys                             verl's other keys, and refused values
+    presets overrides tree load           YAML and `a.b=c` to a checked tree
+    problems report                       how it is told
+
+Nothing here imports torch, ray, prefect or transformers.
+"""
+
+from rlcore.config.load import ResolvedConfig, load_config, resolve_config
+from rlcore.config.presets import find_preset, preset_names
 from rlcore.config.run import RunConfig
+from rlcore.config.trainer import PHASES
 
-__all__ = ["RunConfig"]
+__all__ = [
+    "PHASES",
+    "ResolvedConfig",
+    "RunConfig",
+    "find_preset",
+    "load_config",
+    "preset_names",
+    "resolve_config",
+]

@@ -19,6 +19,8 @@ class Problem:
     """False where the key is missing or the reason names the values."""
     is_unsupported: bool = False
     """A real key of verl's that asks for what rollflow does not do."""
+    involves: tuple[str, ...] = ()
+    """Dotted keys besides `path` whose values are part of the reason."""
 
     def __str__(self) -> str:
         value = f"={show(self.value)}" if self.has_value else ""

@@ -12,6 +12,13 @@ CROSS_FIELD = "cross_field"
 """Type of the pydantic error that carries the problems found here."""
 
 
+_MINI_BATCH = (
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.use_dynamic_bsz",
+    "actor_rollout_ref.rollout.n",
+)
+
+
 def batch_is_whole_mini_batches(config: "RunConfig") -> Iterator[Problem]:
     """`data.train_batch_size` is a multiple of `ppo_mini_batch_size`."""
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
@@ -27,6 +34,7 @@ def batch_is_whole_mini_batches(config: "RunConfig") -> Iterator[Problem]:
                 f"{batch} = {batch // mini} x ppo_mini_batch_size {mini} + {batch % mini}"
             ),
             fix=fix,
+            involves=("data.train_batch_size",),
         )
 
 
@@ -42,6 +50,7 @@ def mini_batch_is_whole_micro_batches(config: "RunConfig") -> Iterator[Problem]:
             path=path,
             reason="nothing says how mini-batches are cut to fit into memory",
             fix=f"set it to a divisor of {rows} trajectories, or actor.use_dynamic_bsz=true",
+            involves=_MINI_BATCH,
         )
     elif rows % micro:
         yield Problem(
@@ -53,6 +62,7 @@ def mini_batch_is_whole_micro_batches(config: "RunConfig") -> Iterator[Problem]:
                 f"{rows // micro} x {micro} + {rows % micro}"
             ),
             fix=f"set it to a divisor of {rows}, or actor.use_dynamic_bsz=true",
+            involves=_MINI_BATCH,
         )
 
 
@@ -69,6 +79,11 @@ def micro_batch_budget_fits_one_trajectory(config: "RunConfig") -> Iterator[Prob
                 f"{config.data.max_response_length} = {longest} tokens"
             ),
             fix=f"set it to {longest} or more",
+            involves=(
+                "data.max_prompt_length",
+                "data.max_response_length",
+                "actor_rollout_ref.actor.use_dynamic_bsz",
+            ),
         )
 
 
@@ -81,6 +96,7 @@ def group_has_two_sessions(config: "RunConfig") -> Iterator[Problem]:
             value=n,
             reason="grpo compares the sessions of one prompt with each other and needs at least 2",
             fix="set it to 8, for instance",
+            involves=("algorithm.adv_estimator", "trainer.val_only"),
         )
 
 
@@ -93,6 +109,7 @@ def grpo_does_not_discount(config: "RunConfig") -> Iterator[Problem]:
                 value=value,
                 reason="it has no effect with algorithm.adv_estimator=grpo",
                 fix="leave it out",
+                involves=("algorithm.adv_estimator",),
             )
 
 
@@ -105,6 +122,7 @@ def scale_factor_needs_its_mode(config: "RunConfig") -> Iterator[Problem]:
             value=actor.loss_scale_factor,
             reason=f"it has no effect with loss_agg_mode={actor.loss_agg_mode}",
             fix="leave it out, or set loss_agg_mode=seq-mean-token-sum-norm",
+            involves=("actor_rollout_ref.actor.loss_agg_mode",),
         )
 
 
@@ -117,6 +135,7 @@ def warm_up_is_given_once(config: "RunConfig") -> Iterator[Problem]:
             value=optim.lr_warmup_steps_ratio,
             reason=f"it contradicts lr_warmup_steps={optim.lr_warmup_steps}",
             fix="give one of the two",
+            involves=("actor_rollout_ref.actor.optim.lr_warmup_steps",),
         )
 
 
@@ -130,6 +149,7 @@ def validation_sampling_fits(config: "RunConfig") -> Iterator[Problem]:
             value=val.temperature,
             reason=f"{path}.do_sample=true needs a temperature above 0",
             fix="set it to 1.0, or do_sample=false",
+            involves=(f"{path}.do_sample",),
         )
     if not val.do_sample and val.temperature > 0:
         yield Problem(
@@ -137,6 +157,7 @@ def validation_sampling_fits(config: "RunConfig") -> Iterator[Problem]:
             value=val.temperature,
             reason=f"it has no effect with {path}.do_sample=false",
             fix="leave it out, or set do_sample=true",
+            involves=(f"{path}.do_sample",),
         )
     if not val.do_sample and val.n > 1:
         yield Problem(
@@ -144,6 +165,7 @@ def validation_sampling_fits(config: "RunConfig") -> Iterator[Problem]:
             value=val.n,
             reason=f"{path}.do_sample=false gives {val.n} times the same response",
             fix="set it to 1, or do_sample=true with a temperature",
+            involves=(f"{path}.do_sample",),
         )
 
 
@@ -155,6 +177,7 @@ def resume_path_needs_its_mode(config: "RunConfig") -> Iterator[Problem]:
             path="trainer.resume_from_path",
             reason="trainer.resume_mode=resume_path needs it",
             fix="set it to a checkpoint folder",
+            involves=("trainer.resume_mode",),
             has_value=False,
         )
     if trainer.resume_mode != "resume_path" and trainer.resume_from_path is not None:
@@ -163,6 +186,7 @@ def resume_path_needs_its_mode(config: "RunConfig") -> Iterator[Problem]:
             value=trainer.resume_from_path,
             reason=f"it has no effect with trainer.resume_mode={trainer.resume_mode}",
             fix="leave it out, or set trainer.resume_mode=resume_path",
+            involves=("trainer.resume_mode",),
         )
 
 
@@ -174,6 +198,7 @@ def validation_only_validates(config: "RunConfig") -> Iterator[Problem]:
             value=False,
             reason="it contradicts trainer.val_only=true: nothing would be done",
             fix="leave one of the two out",
+            involves=("trainer.val_only",),
         )
 
 

@@ -1,0 +1,112 @@
+"""What `rollflow check` tells: the resolved configuration and what follows from it."""
+
+import math
+from typing import Any
+
+from rlcore.config.problems import show
+from rlcore.config.run import RunConfig
+from rlcore.config.tree import Tree, get, honoured_fields
+from rlcore.schema import COLUMNS
+
+_BYTES = {"int64": 8, "float32": 4}
+
+
+def settings(config: RunConfig, *, show_all: bool = False) -> dict[str, Any]:
+    """Return dotted keys and values: those that differ from the defaults, or all.
+
+    Keys without a default always differ.
+    """
+    tree: Tree = config.model_dump(mode="json")
+    return {
+        path: get(tree, path)
+        for path, field in honoured_fields().items()
+        if show_all
+        or field.is_required()
+        or show(get(tree, path)) != show(field.get_default(call_default_factory=True))
+    }
+
+
+def plan(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return what a run of `config` uses and does, as sections of named values."""
+    data, rollout, trainer = config.data, config.actor_rollout_ref.rollout, config.trainer
+    slots = rollout.max_num_seqs * rollout.num_replicas
+    return {
+        "devices": {
+            "device": trainer.device,
+            "training_ranks": trainer.nnodes * trainer.n_gpus_per_node,
+            "replicas": rollout.num_replicas,
+            "slots_per_replica": rollout.max_num_seqs,
+            "agent_loop_workers": rollout.agent.num_workers,
+            "threads_per_process": config.ray.num_threads or "all cores",
+            "ray": config.ray.address or f"local cluster with {config.ray.num_cpus} logical CPUs",
+        },
+        "step": {
+            "prompts": data.train_batch_size,
+            "trajectories": config.num_trajectories,
+            "tokens_at_most": config.num_trajectories * config.max_model_len,
+            "rounds_of_slots": math.ceil(config.num_trajectories / slots),
+            "optimizer_steps": config.num_optimizer_steps,
+            "micro_batches": _micro_batches(config),
+        },
+        "run": {
+            "steps": trainer.total_training_steps or f"{trainer.total_epochs} epochs",
+            "validation": _every(trainer.test_freq),
+            "checkpoints": _every(trainer.save_freq),
+            "folder": str(config.run_folder("<run id>")),
+        },
+        "staleness": {
+            "budget": 0,
+            "why": "sync mode: the weights that sampled a batch are the ones it trains",
+        },
+        "buffer": {
+            "training_rows_at_most": config.num_trajectories,
+            "bytes_at_most": config.num_trajectories * _row_bytes(config),
+        },
+    }
+
+
+def _micro_batches(config: RunConfig) -> str:
+    actor = config.actor_rollout_ref.actor
+    rows = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    if actor.use_dynamic_bsz:
+        return f"at most {actor.ppo_max_token_len_per_gpu} tokens each, {rows} trajectories a step"
+    micro = actor.ppo_micro_batch_size_per_gpu or rows
+    return f"{rows // micro} of {micro} trajectories per optimizer step"
+
+
+def _every(steps: int) -> str:
+    return "never" if steps < 1 else "every step" if steps == 1 else f"every {steps} steps"
+
+
+def _row_bytes(config: RunConfig) -> int:
+    lengths = {"S": config.data.max_prompt_length, "T": config.data.max_response_length}
+    return sum(_BYTES[column.dtype] * lengths[column.length] for column in COLUMNS.values())
+
+
+def as_text(config: RunConfig, notices: list[str], source: str, *, show_all: bool = False) -> str:
+    """Return the report for a person."""
+    title = "all keys" if show_all else "keys that differ from the defaults"
+    lines = [f"{source}: can be run", "", f"{title}:"]
+    lines += [f"  {path} = {show(value)}" for path, value in settings(
+        config, show_all=show_all
+    ).items()]  # fmt: skip
+    for section, values in plan(config).items():
+        lines += ["", f"{section}:"]
+        lines += [f"  {name.replace('_', ' ')}: {value}" for name, value in values.items()]
+    if notices:
+        lines += ["", "satisfied anyway, or without effect:"]
+        lines += [f"  {notice}" for notice in notices]
+    return "\n".join(lines)
+
+
+def as_json(config: RunConfig, notices: list[str], source: str) -> dict[str, Any]:
+    """Return the report for programs: config (whole), changed, plan, notices, source."""
+    return {
+        "ok": True,
+        "source": source,
+        "config": config.model_dump(mode="json"),
+        "changed": settings(config),
+        "plan": plan(config),
+        "notices": notices,
+        "problems": [],
+    }
