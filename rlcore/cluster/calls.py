@@ -1,0 +1,35 @@
+"""Calls to a Ray actor from ordinary code: a deadline, and errors of ours instead of Ray's."""
+
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from rlcore.errors import ActorUnavailableError, DeadlineExceededError, RLCoreError
+
+
+def wait_for_reply(reply: ray.ObjectRef, *, what: str, deadline_s: float) -> Any:
+    """Return the result of an actor call, waiting `deadline_s` at most.
+
+    Args:
+        reply: What `handle.method.remote(...)` returned.
+        what: Callee and method, for the message.
+        deadline_s: On the caller's monotonic clock.
+
+    Raises:
+        DeadlineExceededError: no answer in time.
+        ActorUnavailableError: the callee's process died.
+        RLCoreError: what the callee raised, if it is one of ours; other errors keep Ray's
+            type, which holds the remote traceback.
+    """
+    try:
+        return ray.get(reply, timeout=deadline_s)
+    except GetTimeoutError:
+        raise DeadlineExceededError(f"{what} did not answer within {deadline_s:g} s") from None
+    except RayActorError as error:
+        raise ActorUnavailableError(f"{what}: the actor's process is gone: {error}") from error
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, RLCoreError):
+            raise cause from error
+        raise

@@ -1,0 +1,300 @@
+"""The ledger as a Ray actor: adds waiting to rlcore/buffer/ledger.py, by event and with deadlines.
+
+| who            | waits for                  | unblocked by                                      |
+|----------------|----------------------------|---------------------------------------------------|
+| claim          | a pending prompt           | feed, release, lapse, return, a new attempt       |
+| wait_sample    | a full batch, or a refill  | settle (and what else changes states)             |
+| expiry         | the next lease's end       | its time; a claim or renewal that changes it      |
+
+Needs no torch. The actor is not restarted by Ray: the attempt dies with it and resumes.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from rlcore.buffer.ledger import Ledger
+from rlcore.cluster.calls import wait_for_reply
+from rlcore.errors import DeadlineExceededError
+from rlcore.types import CallKey, PromptSpec, PromptStatus, SampledBatch, SessionRecord
+
+MAX_NAMED_PROMPTS = 20
+"""How many prompts the message of an overdue wait names."""
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+class LedgerActor:
+    """One ledger; its methods answer in the order in which they arrive."""
+
+    def __init__(self, run_id: str, journal_path: str, attempt: int, **options: Any) -> None:
+        self._ledger = Ledger(run_id, journal_path, attempt, **options)
+        # Replaced at every change. A waiter takes it before it looks, so that no change is missed.
+        self._changed = asyncio.Event()
+        self._expiry: asyncio.Task[None] | None = None
+
+    async def ping(self) -> dict[str, Any]:
+        """Say that the ledger lives, and whose it is."""
+        return {"run_id": self._ledger.run_id, "attempt": self._ledger.attempt}
+
+    async def fence(self, attempt: int) -> None:
+        """See Ledger.fence."""
+        self._ledger.fence(attempt)
+        self._wake()
+
+    async def feed(self, key: CallKey, specs: list[PromptSpec], refill: bool = False) -> int:
+        """See Ledger.feed."""
+        num_new = self._ledger.feed(key, specs, refill=refill)
+        self._wake()
+        return num_new
+
+    async def claim(
+        self, attempt: int, worker_id: str, limit: int, wait_s: float = 0.0
+    ) -> list[PromptSpec]:
+        """See Ledger.claim; waits up to `wait_s` for a pending prompt, else returns none."""
+        ends = time.monotonic() + wait_s
+        while True:
+            changed = self._changed
+            specs = self._ledger.claim(attempt, worker_id, limit)
+            if specs:
+                self._wake()
+            if specs or not await _is_set_within(changed, ends - time.monotonic()):
+                return specs
+
+    async def renew(self, worker_id: str, uids: list[str]) -> list[str]:
+        """See Ledger.renew."""
+        return self._ledger.renew(worker_id, uids)
+
+    async def release_worker(self, worker_id: str) -> list[str]:
+        """See Ledger.release_worker."""
+        uids = self._ledger.release_worker(worker_id)
+        self._wake()
+        return uids
+
+    async def settle(self, worker_id: str, uid: str, sessions: list[SessionRecord]) -> PromptStatus:
+        """See Ledger.settle."""
+        status = self._ledger.settle(worker_id, uid, sessions)
+        self._wake()
+        return status
+
+    async def sample(self, key: CallKey, partition_id: str, batch_size: int) -> SampledBatch | None:
+        """See Ledger.sample."""
+        return self._ledger.sample(key, partition_id, batch_size)
+
+    async def wait_sample(
+        self, key: CallKey, partition_id: str, batch_size: int, deadline_s: float
+    ) -> SampledBatch | None:
+        """Wait for a full batch.
+
+        Returns:
+            None when groups were given up and prompts must be fed first (see `needs_refill`).
+
+        Raises:
+            DeadlineExceededError: overdue; names uids, states, ages and owners.
+            DataError, FencedError, TooManyFailuresError: see Ledger.sample.
+        """
+        ends = time.monotonic() + deadline_s
+        while True:
+            changed = self._changed
+            batch = self._ledger.sample(key, partition_id, batch_size)
+            if batch is not None or self._ledger.needs_refill(partition_id):
+                return batch
+            if not await _is_set_within(changed, ends - time.monotonic()):
+                raise DeadlineExceededError(
+                    self._overdue(key, partition_id, batch_size, deadline_s)
+                )
+
+    async def leased(self, lease_id: str) -> SampledBatch:
+        """See Ledger.leased."""
+        return self._ledger.leased(lease_id)
+
+    async def needs_refill(self, partition_id: str) -> int:
+        """See Ledger.needs_refill."""
+        return self._ledger.needs_refill(partition_id)
+
+    async def mark_trained(self, key: CallKey, global_step: int) -> list[str]:
+        """See Ledger.mark_trained."""
+        return self._ledger.mark_trained(key, global_step)
+
+    async def discard(self, key: CallKey, partition_id: str) -> list[str]:
+        """See Ledger.discard."""
+        keys = self._ledger.discard(key, partition_id)
+        self._wake()
+        return keys
+
+    async def return_to_pending(self, key: CallKey, uids: list[str]) -> None:
+        """See Ledger.return_to_pending."""
+        self._ledger.return_to_pending(key, uids)
+        self._wake()
+
+    async def waiting_rows(self, partition_id: str) -> dict[str, list[str]]:
+        """See Ledger.waiting_rows."""
+        return self._ledger.waiting_rows(partition_id)
+
+    async def counts(self, partition_id: str) -> dict[str, int]:
+        """See Ledger.counts."""
+        return self._ledger.counts(partition_id)
+
+    async def overdue(self, partition_id: str) -> list[str]:
+        """See Ledger.overdue."""
+        return self._ledger.overdue(partition_id)
+
+    async def failure_metrics(self, partition_id: str) -> dict[str, float]:
+        """See Ledger.failure_metrics."""
+        return self._ledger.failure_metrics(partition_id)
+
+    async def check_conservation(self) -> None:
+        """See Ledger.check_conservation."""
+        self._ledger.check_conservation()
+
+    async def state_dict(self, released_step: int | None = None) -> dict[str, Any]:
+        """See Ledger.state_dict."""
+        return self._ledger.state_dict(released_step)
+
+    async def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """See Ledger.load_state_dict."""
+        self._ledger.load_state_dict(saved)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let every waiter look again; start or restart the clock of the next lapse."""
+        if self._expiry is not None and self._expiry.done():
+            # It ends by an error only (a full disk, say); that must reach a caller.
+            self._expiry.result()
+        if self._expiry is None:
+            self._expiry = asyncio.create_task(self._expire_for_ever())
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _expire_for_ever(self) -> None:
+        while True:
+            changed = self._changed
+            if self._ledger.expire():
+                self._changed.set()
+                self._changed = changed = asyncio.Event()
+            next_s = self._ledger.next_expiry_s()
+            await _is_set_within(changed, next_s)
+
+    def _overdue(self, key: CallKey, partition_id: str, batch_size: int, deadline_s: float) -> str:
+        counts = {name: n for name, n in self._ledger.counts(partition_id).items() if n}
+        lines = self._ledger.overdue(partition_id)
+        more = len(lines) - MAX_NAMED_PROMPTS
+        named = lines[:MAX_NAMED_PROMPTS] + ([f"and {more} more"] if more > 0 else [])
+        return (
+            f"{key} waited {deadline_s:g} s for {batch_size} finished prompts of {partition_id}; "
+            f"counts: {counts}; waiting for: " + "; ".join(named or ["nothing: no prompt was fed"])
+        )
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for `event`; return False when the time is over first."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+class LedgerClient:
+    """The ledger for synchronous code in another process; every call has a deadline.
+
+    Raises in every method besides the ledger's own errors:
+        DeadlineExceededError: no answer within the deadline.
+        ActorUnavailableError: the ledger's process died.
+    """
+
+    def __init__(self, handle: ActorHandle, deadline_s: float = 60.0) -> None:
+        self.handle = handle
+        self.deadline_s = deadline_s
+
+    def feed(self, key: CallKey, specs: Sequence[PromptSpec], *, refill: bool = False) -> int:
+        """See Ledger.feed."""
+        return self._call("feed", key, list(specs), refill)
+
+    def claim(self, attempt: int, worker_id: str, limit: int) -> list[PromptSpec]:
+        """See Ledger.claim."""
+        return self._call("claim", attempt, worker_id, limit)
+
+    def renew(self, worker_id: str, uids: Sequence[str]) -> list[str]:
+        """See Ledger.renew."""
+        return self._call("renew", worker_id, list(uids))
+
+    def release_worker(self, worker_id: str) -> list[str]:
+        """See Ledger.release_worker."""
+        return self._call("release_worker", worker_id)
+
+    def settle(self, worker_id: str, uid: str, sessions: Sequence[SessionRecord]) -> PromptStatus:
+        """See Ledger.settle."""
+        return self._call("settle", worker_id, uid, list(sessions))
+
+    def sample(self, key: CallKey, partition_id: str, batch_size: int) -> SampledBatch | None:
+        """See Ledger.sample."""
+        return self._call("sample", key, partition_id, batch_size)
+
+    def wait_sample(
+        self, key: CallKey, partition_id: str, batch_size: int, deadline_s: float
+    ) -> SampledBatch | None:
+        """See LedgerActor.wait_sample; the reply has this client's deadline on top."""
+        return self._call(
+            "wait_sample", key, partition_id, batch_size, deadline_s, extra=deadline_s
+        )
+
+    def leased(self, lease_id: str) -> SampledBatch:
+        """See Ledger.leased."""
+        return self._call("leased", lease_id)
+
+    def needs_refill(self, partition_id: str) -> int:
+        """See Ledger.needs_refill."""
+        return self._call("needs_refill", partition_id)
+
+    def mark_trained(self, key: CallKey, global_step: int) -> list[str]:
+        """See Ledger.mark_trained."""
+        return self._call("mark_trained", key, global_step)
+
+    def discard(self, key: CallKey, partition_id: str) -> list[str]:
+        """See Ledger.discard."""
+        return self._call("discard", key, partition_id)
+
+    def return_to_pending(self, key: CallKey, uids: Sequence[str]) -> None:
+        """See Ledger.return_to_pending."""
+        self._call("return_to_pending", key, list(uids))
+
+    def waiting_rows(self, partition_id: str) -> dict[str, list[str]]:
+        """See Ledger.waiting_rows."""
+        return self._call("waiting_rows", partition_id)
+
+    def counts(self, partition_id: str) -> dict[str, int]:
+        """See Ledger.counts."""
+        return self._call("counts", partition_id)
+
+    def overdue(self, partition_id: str) -> list[str]:
+        """See Ledger.overdue."""
+        return self._call("overdue", partition_id)
+
+    def failure_metrics(self, partition_id: str) -> dict[str, float]:
+        """See Ledger.failure_metrics."""
+        return self._call("failure_metrics", partition_id)
+
+    def check_conservation(self) -> None:
+        """See Ledger.check_conservation."""
+        self._call("check_conservation")
+
+    def fence(self, attempt: int) -> None:
+        """See Ledger.fence."""
+        self._call("fence", attempt)
+
+    def state_dict(self, released_step: int | None = None) -> dict[str, Any]:
+        """See Ledger.state_dict."""
+        return self._call("state_dict", released_step)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """See Ledger.load_state_dict."""
+        self._call("load_state_dict", saved)
+
+    def _call(self, method: str, *args: Any, extra: float = 0.0) -> Any:
+        reply = getattr(self.handle, method).remote(*args)
+        return wait_for_reply(reply, what=f"ledger.{method}", deadline_s=self.deadline_s + extra)
