@@ -55,5 +55,5 @@ def export_smollm2(folder: Path, recipe: dict[str, str]) -> None:
     model.load_state_dict(quantized.state_dict())
     model.generation_config = quantized.generation_config
     with staged_folder(folder, recipe) as staging:
-        model.to(torch.bfloat16).save_pretrained(staging)
+        model.bfloat16().save_pretrained(staging)
         tokenizer.save_pretrained(staging)

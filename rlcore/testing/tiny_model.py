@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from rlcore.data.parquet import write_rows
 
 PAD, START, END, UNKNOWN = "<|pad|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"
+PAD_ID, START_ID, END_ID = 0, 1, 2
 CHARACTERS = ["\n", *(chr(code) for code in range(32, 127))]
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -50,6 +51,7 @@ def build_tiny_model(folder: Path, *, num_layers: int = 4, width: int = 128, see
     The weights depend on the arguments only; the process's random state is left as it was.
     """
     tokenizer = build_tiny_tokenizer()
+    special = {"pad_token_id": PAD_ID, "bos_token_id": START_ID, "eos_token_id": END_ID}
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -59,18 +61,12 @@ def build_tiny_model(folder: Path, *, num_layers: int = 4, width: int = 128, see
         num_key_value_heads=2,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        **special,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    model.generation_config = GenerationConfig(**special)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -1,0 +1,191 @@
+"""One session: an agent loop run under a deadline, its reward, its rows; failures become data."""
+
+import asyncio
+import logging
+import traceback
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlcore.agent_loop.base import AGENT_LOOPS
+from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row, make_tag
+from rlcore.config import RunConfig
+from rlcore.errors import FencedError, TransientError
+from rlcore.reward.function import Reward, RewardFunction, check_result, compute_reward
+from rlcore.rollout.client import LLMServerClient, SessionClient
+from rlcore.types import AgentLoopOutput, PromptSpec, SessionRecord
+
+logger = logging.getLogger(__name__)
+
+TRACEBACK_LINES = 12
+
+
+@dataclass(kw_only=True, slots=True)
+class SessionResult:
+    """How a session ended, and the rows to be stored."""
+
+    record: SessionRecord
+    rows: list[Row] = field(default_factory=list[Row])
+
+
+class SessionRunner:
+    """Runs sessions of prompts; holds what they share."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        client: LLMServerClient,
+        tokenizer: PreTrainedTokenizerBase,
+        reward_function: RewardFunction,
+        stop_token_ids: list[int],
+        reward_pool: Executor,
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._tokenizer = tokenizer
+        self._reward_function = reward_function
+        self._stop_token_ids = stop_token_ids
+        self._reward_pool = reward_pool
+        self._deadline_s = config.deadlines.session
+
+    async def run(self, spec: PromptSpec, session_id: int) -> SessionResult:
+        """Run one session to its end.
+
+        What the agent loop, a tool or the reward function raises, and an overdue session, become a
+        failed record.
+
+        Raises:
+            TransientError: a replica or another collaborator is not there: the session did not
+                fail, the prompt has to be done again.
+            FencedError: this worker belongs to an older attempt.
+        """
+        data = self._config.data
+        server = self._client.for_session(
+            prompt_identity(spec),
+            session_id,
+            max_tokens=data.max_response_length,
+            max_model_len=data.max_prompt_length + data.max_response_length,
+        )
+        deadline = asyncio.timeout(self._deadline_s)
+        try:
+            async with deadline:
+                outputs = await self._run_loop(spec, session_id, server)
+                reward = await self._score(spec, outputs[-1])
+        except (TransientError, FencedError):
+            raise
+        except Exception as error:  # user code may raise anything
+            logger.warning(
+                "session %d of %s failed",
+                session_id,
+                describe(spec),
+                exc_info=not deadline.expired(),
+            )
+            if isinstance(error, TimeoutError) and deadline.expired():
+                error = TimeoutError(
+                    f"not finished after deadlines.session={self._deadline_s:g} s; "
+                    f"{server.num_turns} turns were begun"
+                )
+            return SessionResult(record=_failed(spec, session_id, error))
+        return _finished(spec, session_id, outputs, reward)
+
+    async def _run_loop(
+        self, spec: PromptSpec, session_id: int, server: SessionClient
+    ) -> list[AgentLoopOutput]:
+        agent = self._config.actor_rollout_ref.rollout.agent
+        loop_class = AGENT_LOOPS.get(spec.fields.get("agent_name") or agent.default_agent_loop)
+        loop = loop_class(
+            trainer_config=self._config,
+            server_manager=server,
+            tokenizer=self._tokenizer,
+            data_config=self._config.data,
+        )
+        row = {
+            **spec.fields,
+            "raw_prompt": spec.raw_prompt,
+            "uid": spec.uid,
+            "session_id": session_id,
+            "index": spec.index,
+            "global_steps": spec.global_step,
+            "validate": spec.validate,
+        }
+        result = await loop.run(self.sampling_params(spec.validate), **row)
+        outputs = result if isinstance(result, list) else [result]
+        if not outputs:
+            raise ValueError(f"agent loop {loop_class.__name__} returned an empty list")
+        data = self._config.data
+        for output in outputs:
+            check_output(
+                output,
+                max_prompt_length=data.max_prompt_length,
+                max_response_length=data.max_response_length,
+            )
+            complete_output(output, server.turns)
+        return outputs
+
+    def sampling_params(self, validate: bool) -> dict[str, Any]:
+        """Return the sampling parameters of training or validation, a new dict each time."""
+        rollout = self._config.actor_rollout_ref.rollout
+        source = rollout.val_kwargs if validate else rollout
+        return {
+            "temperature": source.temperature,
+            "top_p": source.top_p,
+            "top_k": source.top_k,
+            "do_sample": rollout.val_kwargs.do_sample if validate else True,
+            "stop_token_ids": list(self._stop_token_ids),
+        }
+
+    async def _score(self, spec: PromptSpec, output: AgentLoopOutput) -> Reward:
+        """Score a session by its last trajectory, unless its loop did."""
+        if output.reward_score is not None:
+            extra = output.extra_fields.get("reward_extra_info") or {"acc": output.reward_score}
+            return check_result({"score": output.reward_score, **extra})
+        text = self._tokenizer.decode(output.response_ids, skip_special_tokens=True)
+        assert isinstance(text, str)  # one sequence gives one text
+        return await compute_reward(self._reward_function, text, spec.fields, self._reward_pool)
+
+
+def prompt_identity(spec: PromptSpec) -> str:
+    """Name a prompt within its run: without the run id, so that a repeated run samples the same."""
+    split = spec.partition_id.rpartition("/")[2]
+    return f"{split}/{spec.epoch}/{spec.index}"
+
+
+def describe(spec: PromptSpec) -> str:
+    """Name a prompt for a person: file and row, uid."""
+    return f"{spec.fields.get('origin', f'row {spec.index}')} (uid {spec.uid})"
+
+
+def _finished(
+    spec: PromptSpec, session_id: int, outputs: list[AgentLoopOutput], reward: Reward
+) -> SessionResult:
+    rows = [make_row(output, reward.score) for output in outputs]
+    metrics: dict[str, float] = {}
+    for output in outputs:
+        for name, value in output.metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + float(value)
+    return SessionResult(
+        record=SessionRecord(
+            session_id=session_id,
+            keys=[f"{spec.uid}_{session_id}_{index}" for index in range(len(rows))],
+            tags=[make_tag(row, spec.global_step) for row in rows],
+            reward=reward.score,
+            reward_extra=reward.extra,
+            num_turns=outputs[-1].num_turns,
+            metrics=metrics,
+        ),
+        rows=rows,
+    )
+
+
+def _failed(spec: PromptSpec, session_id: int, error: Exception) -> SessionRecord:
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    tail = "\n".join(lines[-TRACEBACK_LINES:])
+    return SessionRecord(
+        session_id=session_id,
+        keys=[],
+        tags=[],
+        error_type=type(error).__name__,
+        error_message=f"{describe(spec)}, session {session_id}: {tail}",
+    )

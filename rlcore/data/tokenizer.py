@@ -1,0 +1,81 @@
+"""Tokenizer of a model folder, loaded without torch: agent loop workers have none."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rlcore.errors import DataError
+
+
+def load_tokenizer(
+    model_path: str | Path, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model folder.
+
+    A folder with tokenizer.json is read by the fast tokenizer as it stands, which imports no
+    torch; others go through transformers' own choice of class.
+
+    Raises:
+        DataError: the folder, its tokenizer or its chat template is missing.
+    """
+    folder = Path(model_path)
+    if not folder.is_dir():
+        raise DataError(f"model folder {folder}: no such folder")
+    try:
+        if (folder / "tokenizer.json").is_file() and not trust_remote_code:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        else:
+            # Imports torch.
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise DataError(f"model folder {folder}: no readable tokenizer ({error})") from error
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"model folder {folder}: the tokenizer has no chat template; use an instruction-tuned "
+            "model or add chat_template.jinja"
+        )
+    return tokenizer
+
+
+def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end a response: the tokenizer's EOS and generation_config.json's."""
+    ids: set[int] = set()
+    if isinstance(tokenizer.eos_token_id, int):
+        ids.add(tokenizer.eos_token_id)
+    path = Path(model_path) / "generation_config.json"
+    if path.is_file():
+        configured = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        ids.update([configured] if isinstance(configured, int) else configured or [])
+    return sorted(ids)
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    template_kwargs: Mapping[str, Any],
+) -> str:
+    """Return the text of a conversation, up to where the model's turn begins."""
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in messages],
+        tokenize=False,
+        add_generation_prompt=True,
+        **template_kwargs,
+    )
+    if not isinstance(text, str):
+        raise DataError(f"the chat template gave {type(text).__name__} for one conversation")
+    return text
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    template_kwargs: Mapping[str, Any],
+) -> list[int]:
+    """Return the token ids of `render_chat`'s text, special tokens as the template wrote them."""
+    text = render_chat(tokenizer, messages, template_kwargs)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,0 +1,84 @@
+"""The built-in rewards, chosen by a row's data source; `*` in a name stands for anything."""
+
+import json
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, cast
+
+import reasoning_gym
+
+from rlcore.errors import ConfigError, DataError
+from rlcore.registry import Registry
+from rlcore.reward.extraction import ANSWER_EXTRACTORS
+
+Verifier = Callable[[str, dict[str, Any]], float]
+RewardRule = Callable[[str, str, Any, Mapping[str, Any]], dict[str, float]]
+
+REWARD_RULES = Registry[RewardRule]("reward rule")
+
+
+def find_rule(data_source: str) -> RewardRule:
+    """Return the rule for a data source; an exact name goes before a pattern.
+
+    Raises:
+        ConfigError: there is none; lists those there are.
+    """
+    if data_source in REWARD_RULES:
+        return REWARD_RULES.get(data_source)
+    for pattern in REWARD_RULES:
+        if fnmatchcase(data_source, pattern):
+            return REWARD_RULES.get(pattern)
+    raise ConfigError(
+        f"no reward rule for data source {data_source!r}; known: {', '.join(REWARD_RULES)}; "
+        "or set reward.custom_reward_function.path"
+    )
+
+
+@REWARD_RULES.register("reasoning_gym/*")
+def reasoning_gym_rule(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> dict[str, float]:
+    """Take the answer out of the response and let the task's own verifier judge it.
+
+    The score is the accuracy: 1 where the verifier gives 1.0, else 0. Its part marks are not used:
+    they pay for form, e.g. 0.01 for any number.
+
+    Raises:
+        DataError: the row lacks what the verifier needs.
+    """
+    try:
+        entry = json.loads(extra_info["entry"])
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise DataError(
+            f"extra_info.entry must be reasoning-gym's entry as JSON: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+    extract = ANSWER_EXTRACTORS.get(extra_info.get("extraction") or "last_integer")
+    answer = extract(solution_str)
+    scorer = _verifier(data_source.partition("/")[2])
+    accuracy = 1.0 if answer is not None and scorer(answer, entry) == 1.0 else 0.0
+    return {"score": accuracy, "acc": accuracy}
+
+
+@lru_cache(maxsize=32)
+def _verifier(task: str) -> Verifier:
+    try:
+        scorer = reasoning_gym.get_score_answer_fn(task)
+    except ValueError as error:
+        raise ConfigError(f"reasoning-gym has no task {task!r}: {error}") from error
+    # The package annotates it as a function without arguments.
+    return cast("Verifier", scorer)
+
+
+@REWARD_RULES.register("rollflow/letters")
+def letters_rule(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> dict[str, float]:
+    """Pay the share of the response's characters that are among the letters of `ground_truth`.
+
+    The task of the tiny model: learnable without being able to read. Accuracy: at least half.
+    """
+    hits = sum(character in ground_truth for character in solution_str)
+    score = hits / len(solution_str) if solution_str else 0.0
+    return {"score": score, "acc": float(score >= 0.5)}

@@ -1,0 +1,231 @@
+"""Generation as an agent loop sees it: one call per turn, whatever happens to replicas meanwhile.
+
+A request that is aborted (weights change, a replica leaves) or whose replica dies keeps its tokens,
+log-probs and weight versions here and goes on with the budget that is left.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcore.errors import ActorUnavailableError, RolloutError
+from rlcore.rollout.router import ReplicaHandle, Router
+from rlcore.types import TokenOutput
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.02
+MAX_BACKOFF_S = 1.0
+
+
+def sampling_seed(run_seed: int, identity: str, session_id: int, turn: int) -> int:
+    """Return the seed of one turn: a uint64 that depends on the arguments only."""
+    text = f"{run_seed}\n{identity}\n{session_id}\n{turn}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Progress:
+    """What one request has got so far."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    log_probs: list[float] = field(default_factory=list[float])
+    weight_versions: list[int] = field(default_factory=list[int])
+    extra_fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    num_parts: int = 0
+
+    def add(self, part: TokenOutput, replica: str) -> None:
+        """Append a part.
+
+        Raises:
+            RolloutError: the replica broke the contract of one log-prob and version per token.
+        """
+        sizes = {len(part.token_ids), len(part.log_probs), len(part.weight_versions)}
+        if len(sizes) != 1:
+            raise RolloutError(
+                f"replica {replica} returned {len(part.token_ids)} tokens, {len(part.log_probs)} "
+                f"log-probs and {len(part.weight_versions)} weight versions"
+            )
+        self.token_ids += part.token_ids
+        self.log_probs += part.log_probs
+        self.weight_versions += part.weight_versions
+        self.extra_fields.update(part.extra_fields)
+        self.num_parts += 1
+
+    def output(self, stop_reason: str) -> TokenOutput:
+        """Return everything as one output."""
+        return TokenOutput(
+            token_ids=self.token_ids,
+            log_probs=self.log_probs,
+            weight_versions=self.weight_versions,
+            stop_reason=stop_reason,
+            extra_fields={**self.extra_fields, "num_parts": self.num_parts},
+        )
+
+
+class LLMServerClient:
+    """Sends requests to replicas by way of a router (verl's name).
+
+    Example:
+        >>> client = LLMServerClient(Router({"replica-0": replica}), seed=0)
+        >>> session = client.for_session("train/0/17", 3, max_tokens=16, max_model_len=80)
+        >>> output = await session.generate("request", prompt_ids, {"temperature": 1.0})
+    """
+
+    def __init__(self, router: Router, seed: int, *, flush_interval_s: float = 2.0) -> None:
+        """Make a client.
+
+        Args:
+            router: The replicas that serve.
+            seed: Seed of sampling of the run.
+            flush_interval_s: How often the partial output of a running request is fetched, which
+                is what survives its replica.
+        """
+        self.router = router
+        self.seed = seed
+        self.tokens_generated = 0
+        self._flush_interval_s = flush_interval_s
+
+    def for_session(
+        self, identity: str, session_id: int, *, max_tokens: int, max_model_len: int
+    ) -> "SessionClient":
+        """Return the client that one session's agent loop gets.
+
+        Args:
+            identity: Names the prompt within the run: the same in a repeat of the run, so that it
+                holds no run id. Routes all sessions of a group to one replica.
+            session_id: Which attempt at the prompt.
+            max_tokens: Budget of a turn at most.
+            max_model_len: Tokens of prompt and response at most.
+        """
+        return SessionClient(
+            self, identity, session_id, max_tokens=max_tokens, max_model_len=max_model_len
+        )
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+        *,
+        routing_key: str | None = None,
+    ) -> TokenOutput:
+        """Sample a response to `prompt_ids`.
+
+        Args:
+            request_id: Names the request in messages; seeds it when `sampling_params` has no seed.
+            prompt_ids: Everything the model has read and written before.
+            sampling_params: temperature, do_sample, max_tokens, stop_token_ids, seed, ...
+            routing_key: Requests with the same one go to one replica; default `request_id`.
+
+        Raises:
+            ActorUnavailableError: no replica serves.
+            RolloutError: a replica broke the contract.
+        """
+        budget = int(sampling_params["max_tokens"])
+        params = {**sampling_params}
+        params.setdefault("seed", sampling_seed(self.seed, request_id, 0, 0))
+        progress = _Progress()
+        backoff_s = FIRST_BACKOFF_S
+        while len(progress.token_ids) < budget:
+            params["max_tokens"] = budget - len(progress.token_ids)
+            params["position"] = len(progress.token_ids)
+            part_id = f"{request_id}-{progress.num_parts}"
+            async with self.router.acquire(routing_key or request_id) as (name, replica):
+                part = await self._generate_part(
+                    name, replica, part_id, [*prompt_ids, *progress.token_ids], params
+                )
+            progress.add(part, name)
+            self.tokens_generated += len(part.token_ids)
+            if part.stop_reason != "aborted":
+                return progress.output(part.stop_reason)
+            # A replica that is about to be paused may abort again at once: do not spin.
+            backoff_s = FIRST_BACKOFF_S if part.token_ids else min(2 * backoff_s, MAX_BACKOFF_S)
+            await asyncio.sleep(backoff_s)
+        return progress.output("length")
+
+    async def _generate_part(
+        self,
+        name: str,
+        replica: ReplicaHandle,
+        request_id: str,
+        prompt_ids: list[int],
+        params: dict[str, Any],
+    ) -> TokenOutput:
+        """Return what one replica gave: to the end, to its abort or to its death."""
+        held = TokenOutput(token_ids=[], log_probs=[], weight_versions=[], stop_reason="aborted")
+        running = asyncio.ensure_future(replica.generate(request_id, prompt_ids, dict(params)))
+        try:
+            while True:
+                done, _ = await asyncio.wait({running}, timeout=self._flush_interval_s)
+                if done:
+                    return running.result()
+                held = await replica.partial(request_id) or held
+        except ActorUnavailableError as error:
+            self.router.remove(name, replica)
+            logger.warning(
+                "replica %s died during request %s; %d tokens are kept and the request goes on "
+                "elsewhere: %s",
+                name, request_id, len(held.token_ids), error,
+            )  # fmt: skip
+            held.stop_reason = "aborted"
+            return held
+        finally:
+            running.cancel()
+
+
+class SessionClient:
+    """What an agent loop gets as `server_manager`: seeds and budgets each turn of one session."""
+
+    def __init__(
+        self,
+        client: LLMServerClient,
+        identity: str,
+        session_id: int,
+        *,
+        max_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._session_id = session_id
+        self._max_tokens = max_tokens
+        self._max_model_len = max_model_len
+        self.num_turns = 0
+        """Turns begun."""
+        self.turns: list[TokenOutput] = []
+        """Finished turns, in the order in which they ended."""
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+    ) -> TokenOutput:
+        """Sample one turn.
+
+        The seed follows from the run's seed, prompt, session and turn; `request_id` (verl's loops
+        draw a random one) only names the request. A turn without `max_tokens` may fill the
+        response, and no turn exceeds prompt plus response length.
+
+        Raises:
+            ActorUnavailableError: no replica serves.
+            RolloutError: a replica broke the contract.
+        """
+        turn = self.num_turns
+        self.num_turns += 1
+        room = self._max_model_len - len(prompt_ids)
+        wanted = int(sampling_params.get("max_tokens") or self._max_tokens)
+        budget = max(0, min(wanted, self._max_tokens, room))
+        seed = sampling_seed(self._client.seed, self._identity, self._session_id, turn)
+        output = await self._client.generate(
+            f"{self._identity}-{self._session_id}-{turn}-{request_id}",
+            prompt_ids,
+            {**sampling_params, "max_tokens": budget, "seed": seed},
+            routing_key=self._identity,
+        )
+        self.turns.append(output)
+        return output
