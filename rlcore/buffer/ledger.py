@@ -99,7 +99,7 @@ class Ledger:
         for event in read_journal(journal_path):
             state.apply(event)
         ledger = cls(state.run_id, journal_path, state.attempt, **options)
-        ledger.load_state_dict(state.to_dict(), keep_running=True)
+        ledger._load(state.to_dict(), keep_running=True)
         return ledger
 
     @property
@@ -122,15 +122,11 @@ class Ledger:
             self._record({"op": "fence", "attempt": attempt})
             self._lease_until.clear()
 
-    def feed(self, key: CallKey, specs: Sequence[PromptSpec], *, refill: bool = False) -> int:
-        """Add prompts that are not there yet (by uid); return how many were new.
+    def feed(self, key: CallKey, specs: Sequence[PromptSpec]) -> int:
+        """Add prompts that are not there yet (by uid), in this order; return how many were new.
 
-        A validation prompt that was discarded may be fed again.
-
-        Args:
-            key: Who calls.
-            specs: In the order in which they are to be run.
-            refill: These replace groups that were given up (see `needs_refill`).
+        New prompts first replace groups that were given up (see `needs_refill`). A validation
+        prompt that was discarded may be fed again.
 
         Raises:
             DataError: a uid with an underscore, or a partition of another run.
@@ -145,7 +141,7 @@ class Ledger:
                 fresh.setdefault(spec.uid, spec)
         if fresh:
             values = [asdict(spec) for spec in fresh.values()]
-            self._record({"op": "feed", "specs": values, "refill": refill})
+            self._record({"op": "feed", "specs": values})
         return len(fresh)
 
     def claim(self, attempt: int, worker_id: str, limit: int) -> list[PromptSpec]:
@@ -281,8 +277,8 @@ class Ledger:
         return self._batch(lease)
 
     def needs_refill(self, partition_id: str) -> int:
-        """Return how many prompts must be fed (`refill=True`) to replace groups given up."""
-        return max(0, self._state.partition(partition_id).num_owed)
+        """Return how many prompts must be fed to replace groups given up."""
+        return self._state.partition(partition_id).num_owed
 
     def mark_trained(self, key: CallKey, global_step: int) -> list[str]:
         """Release the training batches up to `global_step`; return their row keys, to be cleared.
@@ -340,6 +336,24 @@ class Ledger:
         if moved:
             self._record({"op": "return", "uids": moved, "reason": "its rows are incomplete"})
 
+    def settled(self, partition_id: str) -> dict[str, list[SessionRecord]] | None:
+        """Return per prompt that waits how its sessions ended, failed ones included, as fed.
+
+        For validation, where every prompt counts.
+
+        Returns:
+            None while a prompt of the partition is pending or running.
+
+        Raises:
+            TooManyFailuresError: more than `max_failure_ratio` of the sessions failed.
+        """
+        if self._held("pending", partition_id) or self._held("running", partition_id):
+            return None
+        prompts = self._held("finished", partition_id) + self._held("failure", partition_id)
+        self._check_failure_ratio(partition_id, len(prompts))
+        prompts.sort(key=lambda prompt: prompt.order)
+        return {prompt.uid: list(prompt.sessions) for prompt in prompts}
+
     def waiting_rows(self, partition_id: str) -> dict[str, list[str]]:
         """Return per group that waits to be sampled the keys of its rows (to look them up)."""
         return {prompt.uid: prompt.keys for prompt in self._held("finished", partition_id)}
@@ -396,29 +410,29 @@ class Ledger:
         copy.apply({"op": "discard", "uids": validating})
         return copy.to_dict()
 
-    def load_state_dict(self, saved: dict[str, Any], *, keep_running: bool = False) -> None:
-        """Replace the state by a saved one; the attempt never gets lower.
-
-        Args:
-            saved: From `state_dict`.
-            keep_running: Leave running prompts with their workers, under fresh leases.
+    def load_state_dict(self, key: CallKey, saved: dict[str, Any]) -> None:
+        """Replace the state by a saved one; what ran then is pending, the attempt never gets lower.
 
         Raises:
             CheckpointError: written by another format.
-            FencedError: the state of another run.
+            FencedError: the state of another run, or an older caller.
         """
+        self._admit(key)
         if saved["run_id"] != self.run_id:
             raise FencedError(f"the ledger of run {saved['run_id']} was refused by {self.run_id}")
+        self._load(saved, keep_running=False)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def _load(self, saved: dict[str, Any], *, keep_running: bool) -> None:
         self._fence.advance(max(self.attempt, saved["attempt"]))
         self._record(
             {"op": "load", "state": saved, "attempt": self.attempt, "keep_running": keep_running}
         )
         self._lease_until.clear()
         self._extend([prompt.uid for prompt in self._state.with_status("running")])
-
-    def close(self) -> None:
-        """Close the journal."""
-        self._journal.close()
 
     def _record(self, event: Event) -> None:
         self._state.apply(self._journal.append(event))

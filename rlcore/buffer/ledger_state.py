@@ -159,8 +159,7 @@ class LedgerState:
             partition.validate = spec.validate
             partition.fed += 1
             partition.counts["pending"] += 1
-            if event["refill"]:
-                partition.num_owed -= 1
+            partition.num_owed = max(0, partition.num_owed - 1)
 
     def _apply_claim(self, event: Event) -> None:
         for uid in event["uids"]:

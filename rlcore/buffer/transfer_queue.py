@@ -7,6 +7,7 @@ the queue: the actors belong to the host (rlcore/cluster/queue_host.py).
 """
 
 import asyncio
+import functools
 import logging
 import os
 import threading
@@ -331,6 +332,12 @@ class QueueClient:
             "list the keys", partition_id, lambda client: client.async_kv_list(partition_id)
         )
         return found.get(partition_id, {})
+
+
+@functools.cache
+def attached_queue(deadline_s: float = 60.0) -> QueueClient:
+    """Return this process's client with that deadline: phases that share it attach once."""
+    return QueueClient(deadline_s)
 
 
 def _to_nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:

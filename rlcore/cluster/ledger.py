@@ -4,6 +4,7 @@
 |----------------|----------------------------|---------------------------------------------------|
 | claim          | a pending prompt           | feed, release, lapse, return, a new attempt       |
 | wait_sample    | a full batch, or a refill  | settle (and what else changes states)             |
+| wait_settled   | the last running prompt    | settle                                            |
 | expiry         | the next lease's end       | its time; a claim or renewal that changes it      |
 
 Needs no torch. The actor is not restarted by Ray: the attempt dies with it and resumes.
@@ -45,9 +46,9 @@ class LedgerActor:
         self._ledger.fence(attempt)
         self._wake()
 
-    async def feed(self, key: CallKey, specs: list[PromptSpec], refill: bool = False) -> int:
+    async def feed(self, key: CallKey, specs: list[PromptSpec]) -> int:
         """See Ledger.feed."""
-        num_new = self._ledger.feed(key, specs, refill=refill)
+        num_new = self._ledger.feed(key, specs)
         self._wake()
         return num_new
 
@@ -154,9 +155,9 @@ class LedgerActor:
         """See Ledger.state_dict."""
         return self._ledger.state_dict(released_step)
 
-    async def load_state_dict(self, saved: dict[str, Any]) -> None:
+    async def load_state_dict(self, key: CallKey, saved: dict[str, Any]) -> None:
         """See Ledger.load_state_dict."""
-        self._ledger.load_state_dict(saved)
+        self._ledger.load_state_dict(key, saved)
         self._wake()
 
     def _wake(self) -> None:
@@ -178,13 +179,13 @@ class LedgerActor:
             next_s = self._ledger.next_expiry_s()
             await _is_set_within(changed, next_s)
 
-    def _overdue(self, key: CallKey, partition_id: str, batch_size: int, deadline_s: float) -> str:
+    def _overdue(self, key: CallKey, partition_id: str, wanted: str, deadline_s: float) -> str:
         counts = {name: n for name, n in self._ledger.counts(partition_id).items() if n}
         lines = self._ledger.overdue(partition_id)
         more = len(lines) - MAX_NAMED_PROMPTS
         named = lines[:MAX_NAMED_PROMPTS] + ([f"and {more} more"] if more > 0 else [])
         return (
-            f"{key} waited {deadline_s:g} s for {batch_size} finished prompts of {partition_id}; "
+            f"{key} waited {deadline_s:g} s for {wanted} in {partition_id}; "
             f"counts: {counts}; waiting for: " + "; ".join(named or ["nothing: no prompt was fed"])
         )
 
@@ -199,6 +200,27 @@ async def _is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
     return True
 
 
+def start_ledger(
+    run_id: str, journal_path: str, attempt: int, *, deadline_s: float = 60.0, **options: Any
+) -> "LedgerClient":
+    """Start the ledger of a run, owned by this process, and wait until it answers.
+
+    Args:
+        run_id: The run.
+        journal_path: See Ledger.
+        attempt: The fencing token.
+        deadline_s: For the start, and for each call of the returned client.
+        options: claim_lease_s, min_sessions, max_failure_ratio of Ledger.
+
+    Raises:
+        CheckpointError: a living ledger writes this journal.
+        DeadlineExceededError: no answer in time.
+    """
+    client = LedgerClient(LedgerActor.remote(run_id, journal_path, attempt, **options), deadline_s)
+    client.ping()
+    return client
+
+
 class LedgerClient:
     """The ledger for synchronous code in another process; every call has a deadline.
 
@@ -211,9 +233,13 @@ class LedgerClient:
         self.handle = handle
         self.deadline_s = deadline_s
 
-    def feed(self, key: CallKey, specs: Sequence[PromptSpec], *, refill: bool = False) -> int:
+    def ping(self) -> dict[str, Any]:
+        """See LedgerActor.ping."""
+        return self._call("ping")
+
+    def feed(self, key: CallKey, specs: Sequence[PromptSpec]) -> int:
         """See Ledger.feed."""
-        return self._call("feed", key, list(specs), refill)
+        return self._call("feed", key, list(specs))
 
     def claim(self, attempt: int, worker_id: str, limit: int) -> list[PromptSpec]:
         """See Ledger.claim."""
@@ -242,6 +268,12 @@ class LedgerClient:
         return self._call(
             "wait_sample", key, partition_id, batch_size, deadline_s, extra=deadline_s
         )
+
+    def wait_settled(
+        self, key: CallKey, partition_id: str, deadline_s: float
+    ) -> dict[str, list[SessionRecord]]:
+        """See LedgerActor.wait_settled; the reply has this client's deadline on top."""
+        return self._call("wait_settled", key, partition_id, deadline_s, extra=deadline_s)
 
     def leased(self, lease_id: str) -> SampledBatch:
         """See Ledger.leased."""
@@ -291,9 +323,9 @@ class LedgerClient:
         """See Ledger.state_dict."""
         return self._call("state_dict", released_step)
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, key: CallKey, saved: dict[str, Any]) -> None:
         """See Ledger.load_state_dict."""
-        self._call("load_state_dict", saved)
+        self._call("load_state_dict", key, saved)
 
     def _call(self, method: str, *args: Any, extra: float = 0.0) -> Any:
         reply = getattr(self.handle, method).remote(*args)
