@@ -12,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override as HydraOverride
 from hydra.errors import HydraException
 
-from rlcore.config.problems import Problem
+from rlcore.config.problems import Problem, report
+from rlcore.errors import ConfigError
 
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -45,6 +46,29 @@ def parse_overrides(overrides: Overrides) -> tuple[list[Override], list[Problem]
         else:
             parsed.append(result)
     return parsed, problems
+
+
+def overrides_as_dict(overrides: Overrides) -> dict[str, Any]:
+    """Return overrides as dotted key to value, for a flow's parameters; later ones win.
+
+    Raises:
+        ConfigError: some cannot be read, or take a key away, which a dict cannot say.
+    """
+    parsed, problems = parse_overrides(overrides)
+    problems += [
+        _unreadable(
+            f"~{override.path}", "a key cannot be taken away here", "set the value you want"
+        )
+        for override in parsed
+        if override.is_removal
+    ]
+    if problems:
+        raise ConfigError(report(problems, "overrides"))
+    values: dict[str, Any] = {}
+    for override in parsed:
+        values.pop(override.path, None)  # the order of the last mention counts
+        values[override.path] = override.value
+    return values
 
 
 def _parse(parser: OverridesParser, text: str) -> Override | Problem:

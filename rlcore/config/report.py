@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from rlcore.config.problems import show
 from rlcore.config.run import RunConfig
 from rlcore.config.tree import Tree, get, honoured_fields
@@ -22,7 +24,7 @@ def settings(config: RunConfig, *, show_all: bool = False) -> dict[str, Any]:
         for path, field in honoured_fields().items()
         if show_all
         or field.is_required()
-        or show(get(tree, path)) != show(field.get_default(call_default_factory=True))
+        or get(tree, path) != to_jsonable_python(field.get_default(call_default_factory=True))
     }
 
 

@@ -1,0 +1,332 @@
+"""The `rollflow` command. Flows, torch and Prefect are imported inside the commands that need them.
+
+Exit codes: 0 done; 1 the run failed; 2 what was asked for cannot be done (one message, no
+traceback); 130 interrupted.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.environment import (
+    LOOPBACK,
+    prefect_api_url,
+    prefect_home,
+    prepare_prefect_environment,
+    ui_environment,
+)
+from rlcore.errors import CheckpointError, ConfigError, DataError, DeviceLockError, RLCoreError
+
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    help="Post-train language models with reinforcement learning, as a Prefect workflow on Ray.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets in help are lists, not markup
+)
+
+Preset = Annotated[
+    str,
+    typer.Argument(
+        metavar="PRESET",
+        help="Name of a preset in deployments/runs (grpo-tiny), or path of a YAML file.",
+        show_default=False,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="verl's keys, as for Hydra: data.train_batch_size=16 trainer.logger=[console]",
+        show_default=False,
+    ),
+]
+RunsRoot = Annotated[str, typer.Option(help="Folder of the runs (trainer.runs_root).")]
+
+
+@app.command()
+def train(preset: Preset, overrides: Overrides = None) -> None:
+    """Train: check everything, then run. Prints where the results are."""
+    with told_clearly():
+        from rlcore.config import resolve_config
+        from rlcore.config.overrides import overrides_as_dict
+
+        resolved = resolve_config(preset, overrides or [])
+        values = overrides_as_dict(overrides or [])
+        _tell_notices(resolved.notices)
+        from rlcore.data.check import check_data
+
+        for line in check_data(resolved.config).lines():
+            typer.echo(line)
+        runs_root = resolved.config.trainer.runs_root
+        prepare_prefect_environment(runs_root)
+        from flows.train import train as train_flow
+
+        _tell_summary(_run(train_flow, preset=preset, overrides=values), runs_root)
+
+
+@app.command()
+def check(
+    preset: Preset,
+    overrides: Overrides = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Read and tokenise data and model folder too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Print every key, not only what differs from defaults.")
+    ] = False,
+) -> None:
+    """Check a configuration without starting anything; lists every problem at once."""
+    with told_clearly():
+        from rlcore.config import report
+        from rlcore.config.load import examine
+        from rlcore.config.problems import report as list_problems
+
+        found = examine(preset, overrides or [])
+        if found.config is None or found.problems:
+            if as_json:
+                problems = [dataclasses.asdict(problem) for problem in found.problems]
+                _print_json({"ok": False, "source": found.source, "problems": problems})
+                raise typer.Exit(REFUSED)
+            raise ConfigError(list_problems(found.problems, found.source))
+        checked = _check_data(found.config, as_json) if data else None
+        if as_json:
+            told = report.as_json(found.config, found.notices, found.source)
+            _print_json({**told, "data": dataclasses.asdict(checked) if checked else None})
+            return
+        typer.echo(report.as_text(found.config, found.notices, found.source, show_all=show_all))
+        if checked is not None:
+            typer.echo("\n".join(["", "data:", *(f"  {line}" for line in checked.lines())]))
+
+
+@app.command()
+def prepare(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="smollm2, tiny, chain_sum, or a reasoning-gym task."),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="out=FOLDER; for tasks also size=, test_size=, seed= and the task's own settings.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make a model folder or a data set, once: a complete one is left as it is."""
+    with told_clearly():
+        from rlcore.config.overrides import overrides_as_dict
+
+        values = overrides_as_dict(overrides or [])
+        out = values.pop("out", None)
+        for folder in _prepare(name, None if out is None else str(out), values):
+            typer.echo(f"ready: {folder}")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_MODEL",
+            help="Id of a run with an exported model, or a Hugging Face folder.",
+            show_default=False,
+        ),
+    ],
+    preset: Preset,
+    overrides: Overrides = None,
+) -> None:
+    """Measure a model on a preset's held-out prompts."""
+    with told_clearly():
+        from rlcore.config import resolve_config
+        from rlcore.config.overrides import overrides_as_dict
+
+        resolved = resolve_config(preset, overrides or [])
+        values = overrides_as_dict(overrides or [])
+        runs_root = resolved.config.trainer.runs_root
+        prepare_prefect_environment(runs_root)
+        from flows.evaluate_policy import evaluate_policy
+
+        summary = _run(evaluate_policy, model=model, preset=preset, overrides=values)
+        _tell_summary(summary, runs_root)
+
+
+@app.command()
+def resume(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Run id below --runs-root, or path of a run folder."),
+    ],
+    overrides: Overrides = None,
+    runs_root: RunsRoot = "runs",
+) -> None:
+    """Continue a run from its last checkpoint, as a new attempt of the same run."""
+    with told_clearly():
+        from rlcore.config import resolve_config
+        from rlcore.config.overrides import overrides_as_dict
+        from rlcore.trainer.run_folder import RunFolder
+
+        path = Path(run) if (Path(run) / "run.json").is_file() else Path(runs_root) / run
+        folder = RunFolder.open(path)
+        request = folder.record()["request"]
+        values = {**request["overrides"], **overrides_as_dict(overrides or [])}
+        resolved = resolve_config(request["preset"], values, request["config"])
+        meant = resolved.config.run_folder(folder.run_id)
+        if meant.resolve() != folder.path:
+            raise ConfigError(
+                f"run {folder.run_id} lies in {folder.path}, but its configuration means "
+                f"{meant.resolve()}; start the command in the folder the run was started in"
+            )
+        _tell_notices(resolved.notices)
+        prepare_prefect_environment(resolved.config.trainer.runs_root)
+        from flows.train import train as train_flow
+
+        summary = _run(
+            train_flow,
+            preset=request["preset"],
+            overrides=values,
+            config=request["config"],
+            resume=folder.run_id,
+        )
+        _tell_summary(summary, resolved.config.trainer.runs_root)
+
+
+@app.command()
+def ui(
+    runs_root: RunsRoot = "runs",
+    port: Annotated[int, typer.Option(help="Port on the loopback address.")] = 4200,
+) -> None:
+    """Open the Prefect UI over the embedded database of the runs; Ctrl-C ends it."""
+    with told_clearly():
+        home = prefect_home(runs_root)
+        if not (home / "prefect.db").is_file():
+            raise ConfigError(f"no run has been recorded in {home}; see --runs-root")
+        if not _is_free(port):
+            raise ConfigError(f"port {port} is taken; choose another with --port")
+        url = prefect_api_url()
+        if url is not None:
+            typer.echo(f"PREFECT_API_URL is set: new runs are recorded at {url}, not here.")
+        typer.echo(f"Prefect UI of {home}: http://{LOOPBACK}:{port}")
+        sys.stdout.flush()
+        command = [sys.executable, "-m", "prefect", "server", "start"]
+        command += ["--host", LOOPBACK, "--port", str(port)]
+        os.execve(sys.executable, command, ui_environment(runs_root, port))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    app(args=None if arguments is None else list(arguments), prog_name="rollflow")
+
+
+@contextmanager
+def told_clearly() -> Iterator[None]:
+    """Turn errors that a user can act on into one message and an exit code."""
+    try:
+        yield
+    except (ConfigError, DataError, DeviceLockError, CheckpointError) as error:
+        _tell_error(error)
+        raise typer.Exit(REFUSED) from None
+    except RLCoreError as error:
+        _tell_error(error)
+        raise typer.Exit(FAILED) from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        typer.secho("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
+    """Run a flow to its end; Prefect's own verdicts become exit codes."""
+    from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, TerminationSignal
+
+    try:
+        return asyncio.run(flow(**parameters))
+    except (CancelledRun, TerminationSignal):
+        typer.secho("cancelled", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except (CrashedRun, FailedRun) as error:
+        _tell_error(error)
+        raise typer.Exit(FAILED) from None
+
+
+def _check_data(config: Any, as_json: bool) -> Any:
+    from rlcore.data.check import check_data
+
+    try:
+        return check_data(config)
+    except (ConfigError, DataError) as error:
+        if not as_json:
+            raise
+        _print_json({"ok": False, "problems": [{"path": "data", "reason": str(error)}]})
+        raise typer.Exit(REFUSED) from None
+
+
+def _prepare(name: str, out: str | None, values: dict[str, Any]) -> list[Path]:
+    from rlcore.data import prepare as preparations
+
+    if name in {"smollm2", "tiny"}:
+        if values:
+            raise ConfigError(f"prepare {name} takes out=FOLDER only, not {', '.join(values)}")
+        if name == "tiny":
+            return list(preparations.prepare_tiny(out or "."))
+        return [preparations.prepare_smollm2(out or preparations.SMOLLM2_FOLDER)]
+    folder = out or str(Path("data") / name)
+    if name == "chain_sum":
+        values = {**preparations.CHAIN_SUM_DIFFICULTY, **values}
+    return [preparations.prepare_reasoning_gym(name, folder, **values)]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def _tell_summary(summary: Any, runs_root: str) -> None:
+    if not isinstance(summary, dict):
+        return
+    typer.echo("")
+    for name, value in summary.items():
+        label = name.replace("_", " ")
+        if isinstance(value, dict) and {"mean", "stderr", "n"} <= value.keys():
+            value = f"{value['mean']:.3f} ± {value['stderr']:.3f} (n={value['n']})"
+        for item in value if isinstance(value, list) else [value]:
+            typer.echo(f"{label:16}{item}")
+            label = ""
+    url = prefect_api_url()
+    where = url.removesuffix("/api") if url else f"rollflow ui --runs-root {runs_root}"
+    typer.echo(f"{'Prefect UI':16}{where}")
+
+
+def _tell_notices(notices: list[str]) -> None:
+    for notice in notices:
+        typer.echo(f"note: {notice}")
+
+
+def _tell_error(error: Exception) -> None:
+    typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+    typer.echo(str(error), err=True)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    typer.echo(json.dumps(content, indent=2))
+
+
+if __name__ == "__main__":
+    main()

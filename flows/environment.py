@@ -1,0 +1,72 @@
+"""The one file that reads and sets environment variables.
+
+Prefect reads its settings when it is imported, so these come first: commands call them before they
+import a flow.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+
+
+def prefect_home(runs_root: str | Path) -> Path:
+    """Return the folder of Prefect's embedded database: beside the runs, never the user's own."""
+    return Path(runs_root).resolve() / ".prefect"
+
+
+def prefect_api_url() -> str | None:
+    """Return the Prefect server that the environment names, or None for the embedded one."""
+    return os.environ.get("PREFECT_API_URL") or None
+
+
+def prepare_prefect_environment(runs_root: str | Path) -> str:
+    """Choose the Prefect server of this process, and return its URL or the embedded home.
+
+    With PREFECT_API_URL nothing is changed. Without it Prefect starts a temporary server whose
+    database lies in `<runs_root>/.prefect`. What the user has set stays as it is, the home and the
+    server's address excepted.
+
+    Raises:
+        RuntimeError: Prefect was imported before, and has read the user's settings already.
+    """
+    url = prefect_api_url()
+    if url is not None:
+        return url
+    home = prefect_home(runs_root)
+    if "prefect" in sys.modules and os.environ.get("PREFECT_HOME") != str(home):
+        raise RuntimeError("prefect is imported already; prepare its environment first")
+    home.mkdir(parents=True, exist_ok=True)
+    os.environ.update(_embedded(home, os.environ))
+    return str(home)
+
+
+def ui_environment(runs_root: str | Path, port: int) -> dict[str, str]:
+    """Return the environment of a server, with UI, over the embedded database."""
+    inherited = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
+    return {
+        **inherited,
+        **_embedded(prefect_home(runs_root), inherited),
+        "PREFECT_SERVER_API_HOST": LOOPBACK,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_UI_API_URL": f"http://{LOOPBACK}:{port}/api",
+    }
+
+
+def _embedded(home: Path, given: Mapping[str, str]) -> dict[str, str]:
+    wanted = {
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
+        # The default of 20 s is short on a busy machine of two cores.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
+    kept = {key: given[key] for key in wanted if key in given}
+    return {
+        **wanted,
+        **kept,
+        "PREFECT_HOME": str(home),
+        # A profile file of the user's, or one named in the environment, could name a server.
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+    }
