@@ -104,9 +104,27 @@ class LedgerActor:
             if batch is not None or self._ledger.needs_refill(partition_id):
                 return batch
             if not await _is_set_within(changed, ends - time.monotonic()):
-                raise DeadlineExceededError(
-                    self._overdue(key, partition_id, batch_size, deadline_s)
-                )
+                wanted = f"{batch_size} finished prompts"
+                raise DeadlineExceededError(self._overdue(key, partition_id, wanted, deadline_s))
+
+    async def wait_settled(
+        self, key: CallKey, partition_id: str, deadline_s: float
+    ) -> dict[str, list[SessionRecord]]:
+        """Wait until no prompt of the partition is pending or running; see Ledger.settled.
+
+        Raises:
+            DeadlineExceededError: overdue; names uids, states, ages and owners.
+            TooManyFailuresError: see Ledger.settled.
+        """
+        ends = time.monotonic() + deadline_s
+        while True:
+            changed = self._changed
+            sessions = self._ledger.settled(partition_id)
+            if sessions is not None:
+                return sessions
+            if not await _is_set_within(changed, ends - time.monotonic()):
+                wanted = "every prompt to settle"
+                raise DeadlineExceededError(self._overdue(key, partition_id, wanted, deadline_s))
 
     async def leased(self, lease_id: str) -> SampledBatch:
         """See Ledger.leased."""
@@ -216,7 +234,8 @@ def start_ledger(
         CheckpointError: a living ledger writes this journal.
         DeadlineExceededError: no answer in time.
     """
-    client = LedgerClient(LedgerActor.remote(run_id, journal_path, attempt, **options), deadline_s)
+    handle: Any = LedgerActor.remote(run_id, journal_path, attempt, **options)
+    client = LedgerClient(handle, deadline_s)
     client.ping()
     return client
 
