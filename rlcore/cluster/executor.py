@@ -152,8 +152,8 @@ class ExecutorPool:
         if self._log_server is not None:
             self._log_server.on_stray = sink
 
-    async def start(self) -> None:
-        """Start all executors in parallel and wait until they are ready.
+    def start(self) -> None:
+        """Start all executors in parallel and wait until they are ready; call it in a thread.
 
         Raises:
             RuntimeError: Ray is not up.
@@ -164,17 +164,17 @@ class ExecutorPool:
             raise RuntimeError("Ray is not up: call ray.init before starting an ExecutorPool")
         self._log_server = LogServer(_log_host(), self._on_stray)
         refs = [self._create(slot) for slot in self._slots]
-        futures = [asyncio.wrap_future(ref.future()) for ref in refs]
-        _, pending = await asyncio.wait(futures, timeout=self.limits.start_deadline_s)
-        if pending:
-            await self.close()
+        futures = [ref.future() for ref in refs]
+        waited = concurrent.futures.wait(futures, timeout=self.limits.start_deadline_s)
+        if waited.not_done:
+            self.close()
             raise DeadlineExceededError(
                 f"the driver waited {self.limits.start_deadline_s:.0f} s for executors to start: "
                 + "; ".join(self.status())
             )
         failed = [error for future in futures if (error := future.exception()) is not None]
         if failed:
-            await self.close()
+            self.close()
             raise _unwrapped(failed[0])
         for slot, future in zip(self._slots, futures, strict=True):
             self._ready(slot, future.result())
@@ -221,8 +221,11 @@ class ExecutorPool:
             self._server().close_call(call_id)
         return outcome.unwrap()
 
-    async def close(self) -> None:
-        """Kill all executors and wait until they are dead; calls that still run fail."""
+    def close(self) -> None:
+        """Kill all executors and wait until they are dead; calls that still run fail.
+
+        Call it in a thread: it takes up to `death_deadline_s`.
+        """
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
             waiters = [*self._waiters]
@@ -231,10 +234,12 @@ class ExecutorPool:
             return
         for waiter in waiters:
             waiter.set_exception(ExecutorDiedError("the executor pool was closed"))
-        await _settle([self._reaper.submit(self._kill, slot) for slot in self._slots])
-        self._reaper.shutdown(wait=False)
+        jobs = [self._reaper.submit(self._kill, slot) for slot in self._slots]
+        self._reaper.shutdown(wait=True)
         if self._log_server is not None:
             self._log_server.close()
+        for job in jobs:
+            job.result()
 
     def status(self) -> list[str]:
         """Return one line per executor: who it is and what it does."""
@@ -336,7 +341,7 @@ class ExecutorPool:
     async def _put_down(self, slot: _Slot, key: CallKey) -> None:
         """Fence the try, kill its executor, await the death; a cancel waits for that, too."""
         if not self._is_closed:
-            await _settle([self._reaper.submit(self._reap, slot, key)])
+            await _settle(self._reaper.submit(self._reap, slot, key))
 
     def _reap(self, slot: _Slot, key: CallKey) -> None:
         try:
@@ -405,21 +410,20 @@ class ExecutorPool:
 
     def _server(self) -> LogServer:
         if self._log_server is None:
-            raise RuntimeError("the executor pool is not started: await pool.start() first")
+            raise RuntimeError("the executor pool is not started: call start() first")
         return self._log_server
 
 
-async def _settle(jobs: Sequence[concurrent.futures.Future[None]]) -> None:
-    """Wait for all jobs, cancelled or not; raise what a job raised, then the cancel."""
-    waiting = {asyncio.wrap_future(job) for job in jobs}
+async def _settle(job: concurrent.futures.Future[None]) -> None:
+    """Wait for a job, cancelled or not; raise what the job raised, then the cancel."""
+    waiting = asyncio.wrap_future(job)
     cancelled: asyncio.CancelledError | None = None
-    while any(not job.done() for job in waiting):
+    while not waiting.done():
         try:
-            await asyncio.wait(waiting)
+            await asyncio.wait({waiting})
         except asyncio.CancelledError as exc:
             cancelled = exc
-    for job in waiting:
-        job.result()
+    waiting.result()
     if cancelled is not None:
         raise cancelled
 
