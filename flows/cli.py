@@ -39,7 +39,6 @@ app = typer.Typer(
 Preset = Annotated[
     str,
     typer.Argument(
-        metavar="PRESET",
         help="Name of a preset in deployments/runs (grpo-tiny), or path of a YAML file.",
         show_default=False,
     ),
@@ -115,7 +114,9 @@ def check(
 def prepare(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="smollm2, tiny, chain_sum, or a reasoning-gym task."),
+        typer.Argument(
+            help="smollm2, tiny, chain_sum, or a reasoning-gym task.", show_default=False
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -168,7 +169,7 @@ def evaluate(
 def resume(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="Run id below --runs-root, or path of a run folder."),
+        typer.Argument(help="Run id below --runs-root, or path of a run folder."),
     ],
     overrides: Overrides = None,
     runs_root: RunsRoot = "runs",
