@@ -7,10 +7,12 @@ import sys
 from typing import Any
 
 from prefect import State, flow
+from prefect.states import Crashed
 
 from flows.rollout_producer import rollout_producers
 from flows.train_step import start_run, train_step
-from tasks.lifecycle import ended, open_run
+from rlcore.errors import TransientError
+from tasks.lifecycle import open_run
 
 
 @flow(name="train", retries=0, persist_result=False)
@@ -30,10 +32,10 @@ async def train(
 
     Returns:
         Where the results are and how accuracy went; or the Crashed state of an attempt that a fault
-        of the infrastructure ended.
+        of the infrastructure ended, which a new attempt with `resume` can continue.
     """
-    async with ended() as outcome, open_run(preset, overrides, config, resume) as run:
-        async with rollout_producers(run):
+    try:
+        async with open_run(preset, overrides, config, resume) as run, rollout_producers(run):
             await start_run.with_options(task_runner=run.runner)(step=run.trainer.global_steps)
             for first, last in run.pages():
                 page = train_step.with_options(
@@ -41,8 +43,9 @@ async def train(
                 )
                 await page(first_step=first, last_step=last)
             await run.hook("on_train_end")
-        outcome.result = await run.finish()
-    return outcome.state()
+            return await run.finish()
+    except TransientError as error:
+        return Crashed(message=f"{type(error).__name__}: {error}")
 
 
 def main() -> None:

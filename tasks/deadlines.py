@@ -10,7 +10,10 @@ FACTOR = 10.0
 
 
 class PhaseDeadlines:
-    """deadlines.<phase> if set; else max(minimum, 10 x the median of the last 20), the first call more."""
+    """deadlines.<phase> if set; else max(minimum, 10 x the median of the last 20).
+
+    The first call of a phase has `deadlines.first_call`.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config.deadlines

@@ -21,7 +21,7 @@ from prefect import get_run_logger
 from rlcore.cluster.start import Cluster, hold_devices
 from rlcore.config import ResolvedConfig, RunConfig, resolve_config
 from rlcore.data.check import check_data
-from rlcore.errors import CheckpointError, TransientError
+from rlcore.errors import CheckpointError, DeadlineExceededError, TransientError
 from rlcore.tracking.curves import draw_curves, read_metrics
 from rlcore.trainer.base import TRAINERS, PPOTrainer, TrainerResources
 from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore, checkpoint_from_path
@@ -85,6 +85,7 @@ class ActiveRun:
             total_steps=self.total_steps,
             trackers=list(config.trainer.logger),
         )
+        self._producers_ready = [asyncio.Event() for _ in range(self.num_producers)]
         self._hooks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hooks")
         self._metrics: Metrics = {}
         self._step_began = 0.0
@@ -174,6 +175,32 @@ class ActiveRun:
                 self._metrics[f"checkpoint_engine/{name}"] = float(update[name])
         await self.reporter.step(step, self._metrics)
 
+    def close(self) -> None:
+        """Take the progress bar away, close trackers and the hooks' thread."""
+        self.reporter.end()
+        self._hooks.shutdown(wait=False, cancel_futures=True)
+
+    async def wait_producers_ready(self) -> None:
+        """Wait until every producer's worker claims prompts.
+
+        Raises:
+            DeadlineExceededError: names the producers that are not ready.
+        """
+        deadline_s = 2 * self.config.deadlines.start
+        try:
+            async with asyncio.timeout(deadline_s):
+                for ready in self._producers_ready:
+                    await ready.wait()
+        except TimeoutError:
+            late = [i for i, ready in enumerate(self._producers_ready) if not ready.is_set()]
+            raise DeadlineExceededError(
+                f"run {self.folder.run_id} waited {deadline_s:.0f} s for rollout producers {late}"
+            ) from None
+
+    def producer_is_ready(self, index: int) -> None:
+        """Say that the worker of producer `index` claims prompts."""
+        self._producers_ready[index].set()
+
     async def finish(self) -> dict[str, Any]:
         """Export the model, draw the curves and say where everything is."""
         path = self.folder.path
@@ -224,26 +251,25 @@ async def open_run(
     resolved = resolve_config(preset, overrides or {}, config)
     report = await asyncio.to_thread(check_data, resolved.config)
     folder, checkpoint = _run_folder(resolved, request, resume)
-    with folder.hold():
-        lock = await asyncio.to_thread(hold_devices, resolved.config, f"run {folder.run_id}")
-        with lock:
-            attempt = folder.begin_attempt(max_attempts=resolved.config.trainer.max_attempts)
-            async with _recorded(folder, attempt), _cluster(resolved, folder, attempt) as cluster:
-                run = ActiveRun(
-                    config=resolved.config,
-                    folder=folder,
-                    attempt=attempt,
-                    cluster=cluster,
-                    rows=report.num_train_rows,
-                )
-                await _restore(run, checkpoint)
-                token = _ACTIVE.set(run)
-                try:
-                    await run.reporter.begin(run.trainer.global_steps)
-                    yield run
-                finally:
-                    run.reporter.end()
-                    _ACTIVE.reset(token)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(folder.hold())
+        await stack.enter_async_context(hold_devices(resolved.config, f"run {folder.run_id}"))
+        attempt = folder.begin_attempt(max_attempts=resolved.config.trainer.max_attempts)
+        await stack.enter_async_context(_recorded(folder, attempt))
+        cluster = await stack.enter_async_context(_cluster(resolved, folder, attempt))
+        run = ActiveRun(
+            config=resolved.config,
+            folder=folder,
+            attempt=attempt,
+            cluster=cluster,
+            rows=report.num_train,
+        )
+        await _restore(run, checkpoint)
+        token = _ACTIVE.set(run)
+        stack.callback(_ACTIVE.reset, token)
+        stack.callback(run.close)
+        await run.reporter.begin(run.trainer.global_steps)
+        yield run
 
 
 def _run_folder(
@@ -295,19 +321,16 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
 async def _cluster(
     resolved: ResolvedConfig, folder: RunFolder, attempt: int
 ) -> AsyncIterator[Cluster]:
-    """Start the actors of a run in a thread; end them whatever happened."""
+    """Start the actors of a run; end them whatever happened."""
     run_logger = get_run_logger()
     for notice in resolved.notices:
         run_logger.info(notice)
     cluster = Cluster(resolved.config, folder=folder, attempt=attempt)
-    starting = asyncio.ensure_future(asyncio.to_thread(cluster.start))
     try:
-        await asyncio.shield(starting)
+        await cluster.start()
         yield cluster
     finally:
-        cluster.abandon_start()
-        await asyncio.wait([starting])
-        await asyncio.to_thread(cluster.shutdown)
+        await cluster.shutdown()
 
 
 async def _restore(run: ActiveRun, checkpoint: Checkpoint | None) -> None:

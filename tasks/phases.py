@@ -3,6 +3,7 @@
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 
+from rlcore.cluster.executor import require_executor
 from rlcore.trainer.base import PPOTrainer
 from rlcore.trainer.phases import (
     ADD_BATCH,
@@ -27,6 +28,7 @@ def phase_body(
     deadline_s: float,
 ) -> PhaseResult:
     """Run one phase of the trainer; shipped to an executor."""
+    require_executor(f"phase {phase.name}")
     return run_phase(trainer, phase, key, batch, deadline_s=deadline_s)
 
 

@@ -36,9 +36,7 @@ SHOWN = {
 class Reporter:
     """Reports the steps of one attempt."""
 
-    def __init__(
-        self, *, run_id: str, folder: Path, total_steps: int, trackers: list[str]
-    ) -> None:
+    def __init__(self, *, run_id: str, folder: Path, total_steps: int, trackers: list[str]) -> None:
         self._run_id = run_id
         self._folder = folder
         self._total = total_steps

@@ -1,4 +1,4 @@
-"""The weight manager that hooks see: every public call is a retriable Prefect task on the step's page."""
+"""The weight manager that hooks see: each call is a retriable Prefect task on the step's page."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,19 +1,22 @@
 """The device lock: one training run per set of devices, and a name for who holds them.
 
-A local cluster of ours is guarded by a file lock of this machine's user; a shared cluster by a named
-Ray actor, which dies with its driver. Taken before anything else is started.
+A local cluster of ours is guarded by a file lock of this machine's user; a shared cluster by a
+named Ray actor, which dies with its driver. Taken before anything else is started.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from rlcore.errors import DeviceLockError
 from rlcore.trainer.run_folder import HeldLock
@@ -23,22 +26,46 @@ logger = logging.getLogger(__name__)
 ACTOR_NAME = "rollflow-device-lock"
 NAMESPACE = "rollflow"
 POLL_S = 1.0
+REPORT_EVERY_S = 60.0
+CALL_DEADLINE_S = 60.0
 
 
-def local_device_lock(holder: str, *, wait_s: float) -> HeldLock:
-    """Return the lock of this machine's devices, for a cluster that this process starts.
+@contextlib.asynccontextmanager
+async def waited_lock(
+    make_lock: Callable[[], AbstractContextManager[Any]], *, wait_s: float
+) -> AsyncIterator[None]:
+    """Hold a lock, trying again for `wait_s` seconds while another run holds it.
 
-    Raises (on entering):
-        DeviceLockError: another run holds the devices after `wait_s` seconds; names it.
+    Raises:
+        DeviceLockError: still held then; names the holder.
     """
+    began = reported = time.monotonic()
+    while True:
+        lock = make_lock()
+        try:
+            await asyncio.to_thread(lock.__enter__)
+            break
+        except DeviceLockError as error:
+            waited_s = time.monotonic() - began
+            if waited_s >= wait_s:
+                raise DeviceLockError(
+                    f"{error} (waited {waited_s:.0f} s; deadlines.device_lock={wait_s:g})"
+                ) from error
+            if reported == began or time.monotonic() - reported >= REPORT_EVERY_S:
+                logger.warning("waiting up to %.0f s: %s", wait_s - waited_s, error)
+                reported = time.monotonic()
+        await asyncio.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(lock.__exit__, None, None, None)
+
+
+def local_device_lock(holder: str) -> HeldLock:
+    """Return the lock of this machine's devices, for a cluster that this process starts."""
     folder = Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    lock = HeldLock(
-        folder / "devices.lock", holder=holder, what="this machine's devices", wait_s=wait_s
-    )
-    if wait_s > 0:
-        logger.info("waiting up to %.0f s for the devices, held by %s", wait_s, lock.current_holder())
-    return lock
+    return HeldLock(folder / "devices.lock", holder=holder, what="this machine's devices")
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -53,41 +80,29 @@ class _Holder:
 
 
 @contextlib.contextmanager
-def cluster_device_lock(holder: str, *, wait_s: float) -> Iterator[None]:
+def cluster_device_lock(holder: str) -> Iterator[None]:
     """Hold the devices of the Ray cluster that this process is connected to.
 
     Raises:
-        DeviceLockError: another run holds them after `wait_s` seconds; names it.
+        DeviceLockError: another run holds them; names it.
     """
-    actor = _acquire(holder, wait_s=wait_s)
+    try:
+        # An actor's name is unique in its namespace, so making one is an atomic take.
+        actor = _Holder.options(name=ACTOR_NAME, namespace=NAMESPACE).remote(holder)
+        ray.get(actor.name.remote(), timeout=CALL_DEADLINE_S)
+    except ValueError as error:
+        raise DeviceLockError(
+            f"the cluster's devices are held by {_current_holder()}; wait for it to end"
+        ) from error
     try:
         yield
     finally:
         ray.kill(actor)
 
 
-def _acquire(holder: str, *, wait_s: float) -> Any:
-    overdue = time.monotonic() + wait_s
-    while True:
-        try:
-            actor = _Holder.options(name=ACTOR_NAME, namespace=NAMESPACE).remote(holder)
-            ray.get(actor.name.remote(), timeout=60)
-        except ValueError:
-            current = _current_holder()
-        else:
-            return actor
-        if time.monotonic() >= overdue:
-            raise DeviceLockError(
-                f"the cluster's devices are held by {current}; wait for it to end, or set "
-                "deadlines.device_lock to the seconds that this run shall wait"
-            )
-        logger.info("waiting for the cluster's devices, held by %s", current)
-        time.sleep(POLL_S)
-
-
 def _current_holder() -> str:
     try:
         actor = ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)
-        return ray.get(actor.name.remote(), timeout=10)
-    except (ValueError, ray.exceptions.RayActorError):
+        return ray.get(actor.name.remote(), timeout=CALL_DEADLINE_S)
+    except (ValueError, RayActorError, GetTimeoutError):
         return "a run that is just ending"

@@ -12,9 +12,13 @@ def batch_metrics(batch: SampledBatch) -> dict[str, float]:
     Raises:
         DataError: a trajectory has no reward.
     """
-    unscored = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag["reward"] is None]
+    unscored = [
+        key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag["reward"] is None
+    ]
     if unscored:
-        raise DataError(f"rows without a reward: {', '.join(unscored[:5])} ({len(unscored)} in all)")
+        raise DataError(
+            f"rows without a reward: {', '.join(unscored[:5])} ({len(unscored)} in all)"
+        )
     rewards = [float(tag["reward"]) for tag in batch.tags]
     metrics = _mean_max_min("critic/score", rewards) | _mean_max_min("critic/rewards", rewards)
     accuracies = [

@@ -1,4 +1,4 @@
-"""Trackers: where a step's metrics go. A tracker that breaks is reported once and never stops a run."""
+"""Trackers: where a step's metrics go. One that breaks is reported and never stops a run."""
 
 import json
 import logging
@@ -91,6 +91,6 @@ class Tracking:
     def _guard(self, name: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception:  # noqa: BLE001 - whatever a third party's tracker raises, the run goes on
+        except Exception:  # whatever a third party's tracker raises, the run goes on
             logger.exception("tracker %s failed and is switched off for this run", name)
             self._trackers.pop(name, None)

@@ -1,8 +1,8 @@
 """PPOTrainer: the phases and hooks of a training run, with verl's names.
 
 One object lives in the driver. The loop is in flows/train.py and flows/train_step.py; it calls the
-phase methods by way of Prefect tasks (each body on a copy, in an executor) and the hooks in a thread
-of the driver, one at a time. A mode is a subclass that fills in hooks (`@register_trainer`).
+phase methods by way of Prefect tasks (each body on a copy, in an executor) and the hooks in a
+thread of the driver, one at a time. A mode is a subclass that fills in hooks (`@register_trainer`).
 """
 
 import json
@@ -46,8 +46,8 @@ def register_trainer(name: str) -> Any:
         if overridden:
             raise ConfigError(
                 f"trainer mode {name!r} ({cls.__module__}.{cls.__qualname__}) overrides "
-                f"{', '.join(overridden)}; the loop belongs to flows/train.py, where each phase is a "
-                "Prefect task: override hooks (on_step_end, ...) or phases (_update_actor, ...)"
+                f"{', '.join(overridden)}; the loop belongs to flows/train.py, where each phase is "
+                "a Prefect task: override hooks (on_step_end, ...) or phases (_update_actor, ...)"
             )
         return TRAINERS.register(name)(cls)
 
@@ -57,11 +57,25 @@ def register_trainer(name: str) -> Any:
 class WeightManager(Protocol):
     """What hooks may call on `checkpoint_manager`; in the flow each call is a Prefect task."""
 
-    def update_weights(self, global_steps: int) -> dict[str, Any]: ...
-    def sleep_replicas(self) -> None: ...
-    def wake_up_replicas(self) -> None: ...
-    def abort_replicas(self) -> None: ...
-    def resume_generation_replicas(self) -> None: ...
+    def update_weights(self, global_steps: int) -> dict[str, Any]:
+        """Publish the trainer's weights to every replica; return bytes, seconds, version."""
+        ...
+
+    def sleep_replicas(self) -> None:
+        """Free the replicas' memory."""
+        ...
+
+    def wake_up_replicas(self) -> None:
+        """Serve again with the last committed weights."""
+        ...
+
+    def abort_replicas(self) -> None:
+        """Stop all running requests; clients keep what was generated."""
+        ...
+
+    def resume_generation_replicas(self) -> None:
+        """Let replicas that were aborted or paused serve again."""
+        ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -164,7 +178,11 @@ class PPOTrainer:
         """Wait for the step's batch and lease it; asking again returns the same one."""
         batch_size = self.config.data.train_batch_size // self.inner_steps
         batch, metrics = self.replay_buffer.sample(
-            self.global_steps, "train", batch_size, key=self._key(), deadline_s=self.deadline_s,
+            self.global_steps,
+            "train",
+            batch_size,
+            key=self._key(),
+            deadline_s=self.deadline_s,
             refill_fn=self._refill,
         )
         self.state["train_position"] = self._fed_position()
@@ -233,9 +251,7 @@ class PPOTrainer:
             },
             write_actor=lambda path: self.training.save_checkpoint(key, path),
         )
-        store.rotate(
-            self.config.trainer.max_actor_ckpt_to_keep, best_step=self.state["best_step"]
-        )
+        store.rotate(self.config.trainer.max_actor_ckpt_to_keep, best_step=self.state["best_step"])
         return {}
 
     def _validate(self) -> Metrics:

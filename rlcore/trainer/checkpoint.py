@@ -1,13 +1,14 @@
 """Checkpoints of a run: staged, renamed, pointer last.
 
     global_step_N/
-      actor/                 weights (safetensors), optimizer, scheduler, RNG, counters, stored metrics
+      actor/                 weights (safetensors), optimizer, RNG, counters, stored metrics
       trainer.json           format version, step, trainer.state, ledger copy
       config.json            the resolved configuration
       references/            one file per thing that refers to this checkpoint; kept while not empty
     latest_checkpointed_iteration.txt      the pointer, written last
 
-Checkpoint N is the state after step N was committed: the ledger in it holds no lease of a step <= N.
+Checkpoint N is the state after step N was committed: the ledger in it holds no lease of a step
+<= N.
 """
 
 import json
@@ -151,7 +152,7 @@ class CheckpointStore:
 
 
 def checkpoint_from_path(path: Path) -> Checkpoint:
-    """Return the checkpoint at `path` (`.../global_step_N`, a trailing slash or sub-folder allowed).
+    """Return the checkpoint at `path`: `.../global_step_N`, or a sub-folder of it.
 
     Raises:
         CheckpointError: no part of the path is a checkpoint folder.

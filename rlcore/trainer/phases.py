@@ -100,8 +100,8 @@ def run_phase(
     changed = _changed_attributes(before, vars(trainer))
     if changed:
         raise StateChangeError(
-            f"{type(trainer).__name__}.{phase.method} changed {', '.join(changed)}; a phase runs on "
-            "a copy, so the change would be lost: keep such values in self.state"
+            f"{type(trainer).__name__}.{phase.method} changed {', '.join(changed)}; a phase runs "
+            "on a copy, so the change would be lost: keep such values in self.state"
         )
     if isinstance(result, BatchRef):
         return PhaseResult(metrics={}, state=trainer.state, batch=result)

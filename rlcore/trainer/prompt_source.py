@@ -2,8 +2,11 @@
 
 from functools import lru_cache
 
+from transformers import PreTrainedTokenizerBase
+
 from rlcore.config import RunConfig
 from rlcore.data.dataset import PromptDataset, PromptOrder, load_dataset, make_specs
+from rlcore.data.tokenizer import load_tokenizer
 from rlcore.types import PromptSpec
 
 
@@ -15,7 +18,12 @@ class PromptSource:
         self._run_id = run_id
 
     def _dataset(self, split: str) -> PromptDataset:
-        return _dataset(self._config, split)
+        return _dataset(self._config.model_dump_json(by_alias=True), split)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the policy's tokenizer."""
+        model = self._config.actor_rollout_ref.model
+        return load_tokenizer(model.path, model.trust_remote_code)
 
     @property
     def order(self) -> PromptOrder:
@@ -25,7 +33,7 @@ class PromptSource:
             num_rows=len(self._dataset("train")),
             batch_size=data.train_batch_size,
             shuffle=data.shuffle,
-            seed=self._config.seed if data.seed is None else data.seed,
+            seed=self._config.data_seed,
         )
 
     def train_specs(self, *, start: int, count: int, global_step: int) -> list[PromptSpec]:
@@ -59,5 +67,6 @@ class PromptSource:
 
 
 @lru_cache(maxsize=4)
-def _dataset(config: RunConfig, split: str) -> PromptDataset:
-    return load_dataset(config, split)
+def _dataset(config: str, split: str) -> PromptDataset:
+    """Read the files once per process; keyed by text, since a configuration holds dicts."""
+    return load_dataset(RunConfig.model_validate_json(config), split)

@@ -147,12 +147,12 @@ class RunFolder:
 class HeldLock:
     """A file lock that names its holder; released by the kernel when the process dies."""
 
-    def __init__(self, path: Path, *, holder: str, what: str, wait_s: float = 0) -> None:
-        self._lock = FileLock(path)
+    def __init__(self, path: Path, *, holder: str, what: str) -> None:
+        # Taken and released by whichever thread; one process holds it, not one thread.
+        self._lock = FileLock(path, thread_local=False)
         self._note = path.with_suffix(".holder")
         self._holder = holder
         self._what = what
-        self._wait_s = wait_s
 
     def current_holder(self) -> str:
         """Return who holds the lock, as it last said itself."""
@@ -163,11 +163,10 @@ class HeldLock:
 
     def __enter__(self) -> "HeldLock":
         try:
-            self._lock.acquire(timeout=self._wait_s)
+            self._lock.acquire(timeout=0)
         except Timeout as error:
             raise DeviceLockError(
-                f"{self._what} is held by {self.current_holder()}; wait for it to end, or set "
-                "deadlines.device_lock to the seconds that this run shall wait"
+                f"{self._what} is held by {self.current_holder()}; wait for it to end"
             ) from error
         write_atomically(
             self._note, f"{self._holder} (pid {os.getpid()} on {socket.gethostname()})\n"

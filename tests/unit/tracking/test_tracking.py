@@ -13,12 +13,18 @@ from rlcore.types import SampledBatch
 
 def batch(rewards):
     tags = [
-        {"reward": r, "reward_extra": {"acc": r}, "prompt_len": 5, "response_len": 2 + i, "seq_len": 7 + i}
+        {
+            "reward": r,
+            "reward_extra": {"acc": r},
+            "prompt_len": 5,
+            "response_len": 2 + i,
+            "seq_len": 7 + i,
+        }
         for i, r in enumerate(rewards)
     ]
     return SampledBatch(
-        lease_id="l", global_step=1, inner_step=0, uids=["u"], keys=[f"u_{i}_0" for i in range(len(tags))],
-        tags=tags, metrics={},
+        lease_id="l", global_step=1, inner_step=0, uids=["u"],
+        keys=[f"u_{i}_0" for i in range(len(tags))], tags=tags, metrics={},
     )  # fmt: skip
 
 
@@ -73,9 +79,16 @@ def test_curves_are_drawn_from_the_metrics(tmp_path):
     lines = [
         {"step": 0, "val-aux/accuracy": 0.1, "val-aux/accuracy_stderr": 0.02},
         {"step": 1, "critic/score/mean": 0.2},
-        {"step": 2, "critic/score/mean": 0.4, "val-aux/accuracy": 0.3, "val-aux/accuracy_stderr": 0.03},
+        {
+            "step": 2,
+            "critic/score/mean": 0.4,
+            "val-aux/accuracy": 0.3,
+            "val-aux/accuracy_stderr": 0.03,
+        },
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     written = draw_curves(tmp_path / "metrics.jsonl", tmp_path / "curves")
     assert [path.name for path in written] == ["reward.png", "accuracy.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written)
+    assert all(
+        path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written
+    )

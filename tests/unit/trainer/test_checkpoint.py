@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, pointer last, rotation that keeps the best and the referenced."""
+"""Checkpoints: complete or absent, pointer last; rotation keeps the best and the referenced."""
 
 import json
 
@@ -38,7 +38,11 @@ def test_latest_follows_the_pointer_and_gives_back_what_was_saved(store):
     latest = store.latest()
     assert latest.global_step == 4
     content = latest.load_trainer()
-    assert (content["global_step"], content["state"], content["ledger"]) == (4, {"s": 4}, {"fed": 32})
+    assert (content["global_step"], content["state"], content["ledger"]) == (
+        4,
+        {"s": 4},
+        {"fed": 32},
+    )
     assert (latest.actor_path / "weights").read_text() == "w"
 
 

@@ -41,7 +41,7 @@ def test_opening_a_folder_without_a_run_names_it(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_a_config_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="trainer.default_local_dir/runs_root: cannot write"):
+    with pytest.raises(ConfigError, match=r"trainer.default_local_dir/runs_root: cannot write"):
         RunFolder.create(tmp_path / "file" / "r", run_id="r", request=REQUEST)
 
 
@@ -49,15 +49,17 @@ def test_a_held_lock_names_its_holder_and_is_free_after_the_holder_died(tmp_path
     path = tmp_path / "x.lock"
     code = (
         "import sys, time; from pathlib import Path; from rlcore.trainer.run_folder import HeldLock\n"
-        f"with HeldLock(Path({str(path)!r}), holder='run alpha', what='the devices'):\n"
-        "    print('held', flush=True); time.sleep(60)\n"
+        f"with HeldLock(Path({str(path)!r}), holder='run alpha', what='the devices'):"
+        " print('held', flush=True); time.sleep(60)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
         assert child.stdout.readline().strip() == "held"
         with (
-            pytest.raises(DeviceLockError, match=rf"the devices is held by run alpha \(pid {child.pid}"),
+            pytest.raises(
+                DeviceLockError, match=rf"the devices is held by run alpha \(pid {child.pid}"
+            ),
             HeldLock(path, holder="run beta", what="the devices"),
         ):
             pass

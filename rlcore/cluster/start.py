@@ -1,0 +1,209 @@
+"""Start and end the Ray side of one attempt: every actor of a run is made here, before step 1.
+
+hold_devices   the lock, before anything else (a shared cluster is joined first: its lock is there)
+Cluster.start  Ray → ledger and queue host, trainer, replicas, executors, side by side
+Cluster.shutdown  the reverse; what belongs to the run is dead when it returns
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlcore.checkpoint_engine.manager import CheckpointEngineManager
+from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
+from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
+from rlcore.cluster.executor import ExecutorPool, PoolLimits
+from rlcore.cluster.ledger import LedgerClient, start_ledger
+from rlcore.cluster.llm_server import ReplicaClient, start_replica
+from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_queue_host
+from rlcore.cluster.training_worker import TrainingGroup, start_training_group
+from rlcore.config import RunConfig
+from rlcore.errors import ConfigError, TransientError
+from rlcore.trainer.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+NUM_EXECUTORS = 2
+"""One that works, and one that is ready when the first was killed."""
+
+NUM_STORAGE_UNITS = 1
+QUEUE_CPUS = 1 + NUM_STORAGE_UNITS
+"""Logical CPUs that TransferQueue's controller and storage ask for; our own actors ask for none."""
+
+
+def connect_ray(config: RunConfig) -> bool:
+    """Join the cluster that the configuration names, or start a local one.
+
+    Returns:
+        Whether this process started the cluster or joined it now, and so leaves it at the end.
+
+    Raises:
+        ConfigError: the cluster cannot be reached, or has too few CPUs.
+    """
+    if ray.is_initialized():
+        _check_cpus(config)
+        return False
+    address = config.ray.address
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    if address is None:
+        options |= {"address": "local", "num_cpus": config.ray.num_cpus, "include_dashboard": False}
+    else:
+        # A cluster with a token refuses a driver that joins by address without this.
+        if (Path.home() / ".ray" / "auth_token").exists():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        options["address"] = address
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"ray.address={address}: the cluster cannot be joined: {error}; start one with "
+            "`ray start --head`, or leave ray.address null for a local one"
+        ) from error
+    try:
+        _check_cpus(config)
+    except ConfigError:
+        ray.shutdown()
+        raise
+    return True
+
+
+def _check_cpus(config: RunConfig) -> None:
+    free = ray.available_resources().get("CPU", 0.0)
+    if free < QUEUE_CPUS:
+        raise ConfigError(
+            f"the Ray cluster at {config.ray.address or 'this machine'} has {free:g} free CPUs, "
+            f"the run needs {QUEUE_CPUS}; start it with more (`ray start --head --num-cpus "
+            f"{config.ray.num_cpus}`; logical ones, they reserve no core) or set ray.num_cpus"
+        )
+
+
+@contextlib.asynccontextmanager
+async def hold_devices(config: RunConfig, holder: str) -> AsyncIterator[None]:
+    """Hold the run's devices, joining a shared cluster for it; leave the cluster at the end.
+
+    Raises:
+        DeviceLockError: another run holds them; names it.
+        ConfigError: the cluster cannot be joined or is too small.
+    """
+    wait_s = config.deadlines.device_lock
+    if config.ray.address is None and not ray.is_initialized():
+        async with waited_lock(lambda: local_device_lock(holder), wait_s=wait_s):
+            yield
+        return
+    joined = await asyncio.to_thread(connect_ray, config)
+    try:
+        async with waited_lock(lambda: cluster_device_lock(holder), wait_s=wait_s):
+            yield
+    finally:
+        if joined:
+            ray.shutdown()
+
+
+class Cluster:
+    """The actors of one attempt and the clients that reach them.
+
+    Attributes:
+        ledger: The one truth about prompts.
+        queue_host: Owner of TransferQueue.
+        training: The training group.
+        replicas: The LLM servers, by name.
+        executors: Where phases' bodies run.
+        checkpoint_manager: Publishes weights.
+    """
+
+    ledger: LedgerClient
+    queue_host: QueueHostClient
+    training: TrainingGroup
+    checkpoint_manager: CheckpointEngineManager
+    executors: ExecutorPool
+
+    def __init__(self, config: RunConfig, *, folder: RunFolder, attempt: int) -> None:
+        self.config = config
+        self.folder = folder
+        self.attempt = attempt
+        self.replicas: dict[str, ReplicaClient] = {}
+        self._undo = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        """Start everything, side by side; what has started is ended if something fails.
+
+        Raises:
+            ConfigError: the Ray cluster is too small or belongs to another run.
+            DeadlineExceededError: an actor is not ready within `deadlines.start`; names it.
+        """
+        if await asyncio.to_thread(connect_ray, self.config):
+            self._undo.callback(ray.shutdown)
+        self.executors = ExecutorPool(
+            NUM_EXECUTORS,
+            user_modules=self.config.trainer.user_modules,
+            limits=PoolLimits(start_deadline_s=self.config.deadlines.start),
+        )
+        self._undo.push_async_callback(self.executors.close)
+        await self.executors.start()
+        starters = (self._start_buffer, self._start_training, self._start_replicas)
+        started = await asyncio.gather(
+            *(asyncio.to_thread(start) for start in starters), return_exceptions=True
+        )
+        for failure in started:
+            if isinstance(failure, BaseException):
+                raise failure
+        self.checkpoint_manager = CheckpointEngineManager(
+            self.training,
+            self.replicas,
+            backend=self.config.actor_rollout_ref.rollout.checkpoint_engine.backend,
+        )
+
+    def _start_buffer(self) -> None:
+        run_id, deadlines = self.folder.run_id, self.config.deadlines
+        journal = self.folder.path / "journal" / f"attempt-{self.attempt}.jsonl"
+        journal.parent.mkdir(exist_ok=True)
+        self.ledger = start_ledger(
+            run_id,
+            str(journal),
+            self.attempt,
+            deadline_s=deadlines.queue,
+            max_failure_ratio=self.config.reward.max_failure_ratio,
+        )
+        self._at_end("ledger", ray.kill, self.ledger.handle)
+        self.queue_host = start_queue_host(
+            run_id,
+            self.attempt,
+            witness=self.ledger.handle,
+            num_storage_units=NUM_STORAGE_UNITS,
+            deadline_s=deadlines.queue,
+            start_s=deadlines.start,
+        )
+        self._at_end("queue host", stop_queue_host, run_id, self.attempt)
+
+    def _at_end(self, what: str, action: Callable[..., Any], *args: Any) -> None:
+        """Do `action` at the end; a process that is dead already is what was wanted."""
+
+        def end() -> None:
+            try:
+                action(*args)
+            except TransientError as error:
+                logger.warning("ending the %s: %s", what, error)
+
+        self._undo.push_async_callback(asyncio.to_thread, end)
+
+    async def shutdown(self) -> None:
+        """End every actor of the attempt, and Ray if this process started or joined it."""
+        await self._undo.aclose()
+
+    def new_agent_loop_worker(self, index: int) -> AgentLoopWorkerHandle:
+        """Create the worker of producer `index`; the supervisor waits for it and ends it."""
+        return AgentLoopWorkerHandle.create(
+            self.config,
+            index,
+            attempt=self.attempt,
+            ledger=self.ledger.handle,
+            queue_host=self.queue_host.handle,
+            replicas={name: replica.handle for name, replica in self.replicas.items()},
+            log_address=self.executors.log_address,
+        )
