@@ -67,7 +67,8 @@ def complete_output(output: AgentLoopOutput, turns: Sequence[TokenOutput]) -> No
         if not is_same:
             raise DataError(
                 "the agent loop returned no response_logprobs, and its sampled tokens are not "
-                "those of its turns in their order; pass on TokenOutput.log_probs (0.0 for tool tokens)"
+                "those of its turns in their order; pass on TokenOutput.log_probs (0.0 for tool "
+                "tokens)"
             )
         values = iter([value for turn in turns for value in turn.log_probs])
         output.response_logprobs = [next(values) if m else 0.0 for m in output.response_mask]

@@ -20,7 +20,7 @@ from rlcore.reward.rules import find_rule
 from rlcore.user_code import load_user_object
 
 RewardFunction = Callable[..., Any]
-"""Sync or async: (data_source, solution_str, ground_truth, extra_info, **kwargs) -> float | dict."""
+"""Sync or async (data_source, solution_str, ground_truth, extra_info, **kwargs) -> float | dict."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,7 +51,6 @@ def build_tiny_model(folder: Path, *, num_layers: int = 4, width: int = 128, see
     The weights depend on the arguments only; the process's random state is left as it was.
     """
     tokenizer = build_tiny_tokenizer()
-    special = {"pad_token_id": PAD_ID, "bos_token_id": START_ID, "eos_token_id": END_ID}
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -61,12 +60,16 @@ def build_tiny_model(folder: Path, *, num_layers: int = 4, width: int = 128, see
         num_key_value_heads=2,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        **special,
+        pad_token_id=PAD_ID,
+        bos_token_id=START_ID,
+        eos_token_id=END_ID,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(**special)
+    model.generation_config = GenerationConfig(
+        pad_token_id=PAD_ID, bos_token_id=START_ID, eos_token_id=END_ID
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

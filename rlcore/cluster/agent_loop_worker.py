@@ -1,0 +1,237 @@
+"""AgentLoopWorker as a Ray actor, and the driver's handle on it. The process imports no torch."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import ray
+from ray.actor import ActorHandle
+
+from rlcore.agent_loop.rows import Row
+from rlcore.agent_loop.worker import AgentLoopWorker, WorkerStatus
+from rlcore.cluster.calls import await_reply, wait_for_reply
+from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.config import RunConfig
+from rlcore.data.tokenizer import load_tokenizer
+from rlcore.errors import ActorUnavailableError, DeadlineExceededError, TransientError
+from rlcore.reward.function import load_reward_function
+from rlcore.rollout.client import LLMServerClient
+from rlcore.rollout.router import Router
+from rlcore.types import PromptSpec, SessionRecord, TokenOutput
+from rlcore.user_code import load_user_modules
+
+logger = logging.getLogger(__name__)
+
+PARTIAL_DEADLINE_S = 10.0
+
+
+class RayReplica:
+    """A replica actor as the router's client needs it."""
+
+    def __init__(self, name: str, handle: ActorHandle) -> None:
+        self._name = name
+        self._handle = handle
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> TokenOutput:
+        """See LLMServer.generate; the session's deadline is round it."""
+        reply = self._handle.generate.remote(request_id, prompt_ids, sampling_params)
+        return await await_reply(reply, what=f"{self._name}.generate", deadline_s=None)
+
+    async def partial(self, request_id: str) -> TokenOutput | None:
+        """See LLMServer.partial; None also when the replica is too busy to tell."""
+        reply = self._handle.partial.remote(request_id)
+        try:
+            return await await_reply(
+                reply, what=f"{self._name}.partial", deadline_s=PARTIAL_DEADLINE_S
+            )
+        except DeadlineExceededError:
+            return None
+
+
+class RayWorkerLedger:
+    """The ledger actor as a worker needs it."""
+
+    def __init__(self, handle: ActorHandle, attempt: int, deadline_s: float) -> None:
+        self._handle = handle
+        self._attempt = attempt
+        self._deadline_s = deadline_s
+
+    async def claim(self, worker_id: str, limit: int, wait_s: float) -> list[PromptSpec]:
+        """See LedgerActor.claim."""
+        reply = self._handle.claim.remote(self._attempt, worker_id, limit, wait_s)
+        return await await_reply(reply, what="ledger.claim", deadline_s=self._deadline_s + wait_s)
+
+    def renew(self, worker_id: str, uids: Sequence[str]) -> list[str]:
+        """See Ledger.renew; called from the thread that renews leases."""
+        reply = self._handle.renew.remote(worker_id, list(uids))
+        return wait_for_reply(reply, what="ledger.renew", deadline_s=self._deadline_s)
+
+    async def settle(self, worker_id: str, uid: str, sessions: Sequence[SessionRecord]) -> None:
+        """See Ledger.settle."""
+        reply = self._handle.settle.remote(worker_id, uid, list(sessions))
+        await await_reply(reply, what="ledger.settle", deadline_s=self._deadline_s)
+
+    async def release_worker(self, worker_id: str) -> None:
+        """See Ledger.release_worker."""
+        reply = self._handle.release_worker.remote(worker_id)
+        await await_reply(reply, what="ledger.release_worker", deadline_s=self._deadline_s)
+
+
+class RayWorkerQueue:
+    """The queue host as a worker needs it."""
+
+    def __init__(self, handle: ActorHandle, attempt: int, deadline_s: float) -> None:
+        self._handle = handle
+        self._attempt = attempt
+        self._deadline_s = deadline_s
+
+    async def put_rows(
+        self,
+        partition_id: str,
+        keys: Sequence[str],
+        rows: Sequence[Row],
+        tags: Sequence[dict[str, Any]],
+    ) -> None:
+        """See QueueHost.put_rows."""
+        reply = self._handle.put_rows.remote(
+            self._attempt, partition_id, list(keys), list(rows), list(tags)
+        )
+        await await_reply(reply, what="queue host.put_rows", deadline_s=self._deadline_s)
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+class AgentLoopWorkerActor:
+    """One worker; its event loop runs sessions and answers the supervisor."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        worker_id: str,
+        attempt: int,
+        ledger: ActorHandle,
+        queue_host: ActorHandle,
+        replicas: Mapping[str, ActorHandle],
+        log_address: LogAddress | None,
+    ) -> None:
+        if log_address is not None:
+            connect_log_stream(log_address, worker_id)
+        load_user_modules(config.trainer.user_modules)
+        model = config.actor_rollout_ref.model
+        deadline_s = config.deadlines.queue
+        self._router = Router(
+            _wrap(replicas),
+            full_determinism=config.actor_rollout_ref.rollout.full_determinism,
+            empty_deadline_s=config.deadlines.start,
+        )
+        self._worker = AgentLoopWorker(
+            config,
+            worker_id,
+            ledger=RayWorkerLedger(ledger, attempt, deadline_s),
+            queue=RayWorkerQueue(queue_host, attempt, deadline_s),
+            client=LLMServerClient(self._router, config.rollout_seed),
+            tokenizer=load_tokenizer(model.path, model.trust_remote_code),
+            reward_function=load_reward_function(config),
+        )
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to claim prompts."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._worker.run_forever())
+
+    async def status(self) -> WorkerStatus:
+        """Return what the worker has done; raises what ended it."""
+        if self._running is not None and self._running.done():
+            self._running.result()
+        return self._worker.status()
+
+    async def set_replicas(self, replicas: Mapping[str, ActorHandle]) -> None:
+        """Let exactly these replicas serve; requests in flight elsewhere go on."""
+        self._router.replace_all(_wrap(replicas))
+
+    async def stop(self, drain_s: float) -> dict[str, float]:
+        """Claim no more, let prompts end for up to `drain_s`; return the totals."""
+        await self._worker.stop(drain_s)
+        if self._running is not None:
+            await self._running
+        return self._worker.status().counters()
+
+
+class AgentLoopWorkerHandle:
+    """The driver's handle on one worker; calls are awaited on the driver's loop.
+
+    A worker whose process died, whose collaborators are not there, or that does not answer raises
+    ActorUnavailableError: kill it, release its leases, start another.
+    """
+
+    def __init__(self, worker_id: str, actor: Any) -> None:
+        self.worker_id = worker_id
+        self._actor = actor
+
+    @classmethod
+    def create(
+        cls,
+        config: RunConfig,
+        index: int,
+        *,
+        attempt: int,
+        ledger: ActorHandle,
+        queue_host: ActorHandle,
+        replicas: Mapping[str, ActorHandle],
+        log_address: LogAddress | None = None,
+    ) -> Self:
+        """Create the actor without waiting for it; `ready` does.
+
+        Args:
+            config: Of the run.
+            index: Number of the producer.
+            attempt: Fencing token.
+            ledger: The ledger actor.
+            queue_host: The queue host actor.
+            replicas: Name to LLM server actor.
+            log_address: Where its log records go.
+        """
+        # A new id for each incarnation: leases of a dead one are not taken for this one's.
+        worker_id = f"agent-loop-worker-{index}-{attempt}-{secrets.token_hex(3)}"
+        actor = AgentLoopWorkerActor.remote(
+            config, worker_id, attempt, ledger, queue_host, dict(replicas), log_address
+        )
+        return cls(worker_id, actor)
+
+    async def ready(self, deadline_s: float) -> None:
+        """Wait until the worker claims prompts."""
+        await self._call("start", deadline_s=deadline_s)
+
+    async def status(self, deadline_s: float) -> WorkerStatus:
+        """Return what the worker has done."""
+        return await self._call("status", deadline_s=deadline_s)
+
+    async def set_replicas(self, replicas: Mapping[str, ActorHandle], deadline_s: float) -> None:
+        """Let exactly these replicas serve."""
+        await self._call("set_replicas", dict(replicas), deadline_s=deadline_s)
+
+    async def stop(self, deadline_s: float) -> dict[str, float]:
+        """End the worker after its running prompts, within `deadline_s`; return the totals."""
+        return await self._call("stop", deadline_s / 2, deadline_s=deadline_s)
+
+    def kill(self) -> None:
+        """Kill the process; one that is dead already is fine."""
+        ray.kill(self._actor, no_restart=True)
+
+    async def _call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        what = f"{self.worker_id}.{method}"
+        reply = getattr(self._actor, method).remote(*args)
+        try:
+            return await await_reply(reply, what=what, deadline_s=deadline_s)
+        except ActorUnavailableError:
+            raise
+        except TransientError as error:
+            raise ActorUnavailableError(f"{what}: {error}") from error
+
+
+def _wrap(replicas: Mapping[str, ActorHandle]) -> dict[str, RayReplica]:
+    return {name: RayReplica(name, handle) for name, handle in replicas.items()}
