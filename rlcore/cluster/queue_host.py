@@ -273,8 +273,8 @@ def _wait_until_controller_is_gone(run_id: str, deadline_s: float) -> None:
     while find_controller() is not None:
         if time.monotonic() > ends:
             raise DeadlineExceededError(
-                f"run {run_id} waited {deadline_s:g} s for an earlier TransferQueue's controller to "
-                "end; if another program runs one on this Ray cluster, use another cluster"
+                f"run {run_id} waited {deadline_s:g} s until an earlier TransferQueue's controller "
+                "ended; if another program runs one on this Ray cluster, use another"
             )
         time.sleep(0.1)
 

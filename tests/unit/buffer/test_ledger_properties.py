@@ -1,0 +1,187 @@
+"""Any order of calls: nothing is lost, nothing is leased twice, and the journal tells it all."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rlcore.buffer.ledger import Ledger
+from rlcore.errors import FencedError
+from rlcore.testing.ledger import FakeClock, prompt_spec, sessions_of
+from rlcore.types import CallKey, SampledBatch
+
+TRAIN = "run-1/train"
+VAL = "run-1/val"
+WORKERS = st.sampled_from(["w0", "w1", "w2"])
+STEPS = st.integers(1, 4)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Drives a ledger and a plain model of who holds what."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="ledger-"))
+        self.clock = FakeClock()
+        # Failures may be frequent here; the limit has tests of its own.
+        self.options = {"clock": self.clock, "claim_lease_s": 10, "max_failure_ratio": 1.0}
+        self.ledger = Ledger("run-1", self.folder / "ledger.jsonl", 1, **self.options)
+        self.num_fed = {TRAIN: 0, VAL: 0}
+        self.holder: dict[str, str] = {}
+        self.until: dict[str, float] = {}
+        self.batches: dict[int, SampledBatch] = {}
+        self.gone: set[str] = set()
+        self.trained_step = 0
+
+    def key(self, step):
+        return CallKey(run_id="run-1", attempt=self.ledger.attempt, global_step=step)
+
+    def drop_lapsed(self):
+        for uid in [uid for uid, until in self.until.items() if until <= self.clock.now]:
+            del self.holder[uid], self.until[uid]
+
+    @rule(indexes=st.sets(st.integers(0, 12), max_size=4), step=STEPS, validate=st.booleans())
+    def feed(self, indexes, step, validate):
+        partition, prefix = (VAL, "v") if validate else (TRAIN, "t")
+        specs = [
+            prompt_spec(f"{prefix}{i}", partition_id=partition, global_step=step, validate=validate)
+            for i in sorted(indexes)
+        ]
+        self.num_fed[partition] += self.ledger.feed(self.key(1), specs)
+
+    @rule(worker=WORKERS, limit=st.integers(0, 4))
+    def claim(self, worker, limit):
+        self.drop_lapsed()
+        for spec in self.ledger.claim(self.ledger.attempt, worker, limit):
+            assert spec.uid not in self.holder, "leased twice"
+            assert spec.uid not in self.gone or spec.validate, "a final prompt came back"
+            self.holder[spec.uid] = worker
+            self.until[spec.uid] = self.clock.now + 10
+
+    @rule(worker=WORKERS, data=st.data())
+    def renew(self, worker, data):
+        uids = data.draw(st.lists(st.sampled_from([f"t{i}" for i in range(13)]), unique=True))
+        self.ledger.expire()
+        self.drop_lapsed()
+        lost = self.ledger.renew(worker, uids)
+        assert lost == [uid for uid in uids if self.holder.get(uid) != worker]
+        self.until.update({uid: self.clock.now + 10 for uid in uids if uid not in lost})
+
+    @rule(worker=WORKERS, num_failed=st.integers(0, 2), data=st.data())
+    @precondition(lambda self: self.holder)
+    def settle(self, worker, num_failed, data):
+        uid = data.draw(st.sampled_from(sorted(self.holder)))
+        self.ledger.expire()
+        self.drop_lapsed()
+        try:
+            status = self.ledger.settle(worker, uid, sessions_of(uid, num=2, num_failed=num_failed))
+        except FencedError:
+            assert self.holder.get(uid) != worker
+            return
+        if self.holder.get(uid) == worker:
+            needed = 1 if uid.startswith("v") else 2
+            assert status == ("finished" if 2 - num_failed >= needed else "failure")
+            del self.holder[uid], self.until[uid]
+
+    @rule(worker=WORKERS)
+    def release(self, worker):
+        self.ledger.release_worker(worker)
+        for uid in [uid for uid, owner in self.holder.items() if owner == worker]:
+            del self.holder[uid], self.until[uid]
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
+    def wait(self, seconds):
+        self.clock.advance(seconds)
+
+    @rule(step=STEPS, size=st.integers(1, 3))
+    def sample(self, step, size):
+        if step <= self.trained_step:
+            return
+        known = self.batches.get(step)
+        key = self.key(step)
+        if known is not None:
+            assert self.ledger.sample(key, TRAIN, len(known.uids)) == known
+            return
+        batch = self.ledger.sample(key, TRAIN, size)
+        if batch is None:
+            return
+        taken = {uid for other in self.batches.values() for uid in other.uids}
+        assert not taken & set(batch.uids), "sampled twice"
+        assert not self.gone & set(batch.uids), "sampled after it was trained"
+        assert len(batch.uids) == size
+        assert batch.keys == [f"{uid}_{i}_0" for uid in batch.uids for i in range(2)]
+        self.batches[step] = batch
+
+    @rule(step=STEPS)
+    def train(self, step):
+        if step not in self.batches:
+            return
+        released = [s for s in sorted(self.batches) if s <= step]
+        keys = self.ledger.mark_trained(self.key(step), step)
+        assert sorted(keys) == sorted(k for s in released for k in self.batches[s].keys)
+        assert self.ledger.mark_trained(self.key(step), step) == keys
+        for s in released:
+            self.gone.update(self.batches.pop(s).uids)
+        self.trained_step = step
+
+    @rule()
+    def discard_validation(self):
+        self.ledger.discard(self.key(4), VAL)
+        for uid in [uid for uid in self.holder if uid.startswith("v")]:
+            del self.holder[uid], self.until[uid]
+
+    @rule()
+    def lose_rows(self):
+        uids = list(self.ledger.waiting_rows(TRAIN))[:2]
+        self.ledger.return_to_pending(self.key(4), uids)
+
+    @rule()
+    def next_attempt(self):
+        old = self.ledger.attempt
+        self.ledger.fence(old + 1)
+        self.holder.clear()
+        self.until.clear()
+        try:
+            self.ledger.claim(old, "w0", 1)
+            raise AssertionError("an old attempt got a prompt")
+        except FencedError:
+            pass
+
+    @rule()
+    def restart(self):
+        before = self.ledger.state_dict()
+        self.ledger.close()
+        self.ledger = Ledger.recover(self.folder / "ledger.jsonl", **self.options)
+        assert self.ledger.state_dict() == before
+        self.until = dict.fromkeys(self.holder, self.clock.now + 10)
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.ledger.check_conservation()
+        for partition, num_fed in self.num_fed.items():
+            counts = self.ledger.counts(partition)
+            assert counts["fed"] == num_fed
+            parts = ("pending", "running", "waiting", "sampled", "trained", "stale", "filtered",
+                     "failed", "discarded")  # fmt: skip
+            assert num_fed == sum(counts[part] for part in parts)
+
+    @invariant()
+    def the_journal_tells_it_all(self):
+        copy = self.folder / "copy.jsonl"
+        shutil.copy(self.folder / "ledger.jsonl", copy)
+        recovered = Ledger.recover(copy, **self.options)
+        recovered.close()
+        assert recovered.state_dict() == self.ledger.state_dict()
+
+    def teardown(self):
+        self.ledger.close()
+        shutil.rmtree(self.folder)
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)
