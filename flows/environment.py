@@ -39,6 +39,7 @@ def prepare_prefect_environment(runs_root: str | Path) -> str:
     if "prefect" in sys.modules and os.environ.get("PREFECT_HOME") != str(home):
         raise RuntimeError("prefect is imported already; prepare its environment first")
     home.mkdir(parents=True, exist_ok=True)
+    os.environ.pop("PREFECT_API_URL", None)  # set, but empty
     os.environ.update(_embedded(home, os.environ))
     return str(home)
 
