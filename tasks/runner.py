@@ -25,9 +25,10 @@ from uuid import UUID, uuid4
 
 import ray
 from prefect import Task
-from prefect.client.schemas.objects import RunInput, State
+from prefect.client.schemas.objects import RunInput, State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
+from prefect.logging.loggers import task_run_logger
 from prefect.states import Crashed
 from prefect.task_engine import run_task_async
 from prefect.utilities.annotations import quote
@@ -35,10 +36,18 @@ from prefect.utilities.collections import StopVisiting, visit_collection
 from prefect_ray import RayTaskRunner
 
 from rlcore.cluster.executor import ExecutorPool, is_executor_process
+from rlcore.cluster.executor_process import RemoteTracebackError
 from rlcore.types import CallKey
 from tasks.log_relay import LogRelay
 
 R = TypeVar("R")
+
+NO_RUNNER = "Unable to determine task runner"
+"""How Prefect's message begins when a task is submitted outside a flow."""
+NESTED_SUBMIT = (
+    "a phase's body submitted a task, which is refused: bodies run in an executor, tasks are "
+    "submitted by the flow or a hook"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +98,8 @@ class PhaseFuture(PrefectConcurrentFuture[R]):
         """Wait on a loop until the phase has ended, however it ended."""
         if not self.wrapped_future.done():
             await asyncio.wait({asyncio.wrap_future(self.wrapped_future)})
+        if self.wrapped_future.exception() is None:
+            self._final_state = cast("State[R]", self.wrapped_future.result())
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait in a thread.
@@ -146,7 +157,7 @@ class PhaseRunner(RayTaskRunner[Any]):
     def duplicate(self) -> "PhaseRunner":
         """Return another handle on the same pool."""
         other = object.__new__(type(self))  # copy.copy would drop what pickling drops
-        other.__dict__.update(self.__dict__)
+        vars(other).update(vars(self))
         other._started = False
         other._loop = None
         other._own = set()
@@ -227,7 +238,7 @@ class PhaseRunner(RayTaskRunner[Any]):
         ended: concurrent.futures.Future[State[Any]] = concurrent.futures.Future()
         ended.set_running_or_notify_cancel()  # so that cancelling a waiter cannot cancel it
 
-        wait_list = list(wait_for) if wait_for is not None else None
+        wait_list = wait_for if isinstance(wait_for, PrefectFuture) else list(wait_for or ())
 
         async def drive() -> State[Any]:
             await _wait_for_upstreams((parameters, wait_list))
@@ -235,7 +246,7 @@ class PhaseRunner(RayTaskRunner[Any]):
                 task=self._with_remote_body(task),
                 task_run_id=task_run_id,
                 parameters=parameters,
-                wait_for=wait_list,
+                wait_for=wait_list or None,
                 return_type="state",
                 dependencies=dependencies,
             )
@@ -334,6 +345,12 @@ class PhaseRunner(RayTaskRunner[Any]):
                 deadline_s=deadline_s,
                 on_log=sink,
             )
+        except Exception as exc:
+            if try_number <= task.retries:  # the engine shows no traceback while tries are left
+                _log_failed_try(context.task_run, task, exc)
+            if NO_RUNNER in str(exc):  # Prefect's advice there does not fit a body
+                raise RuntimeError(NESTED_SUBMIT) from exc
+            raise
         finally:
             close()
 
@@ -354,10 +371,7 @@ class PhaseRunner(RayTaskRunner[Any]):
 
     def _required_pool(self) -> ExecutorPool:
         if is_executor_process():
-            raise RuntimeError(
-                "a phase's body submitted a task: bodies run in an executor, tasks are submitted "
-                "by the flow"
-            )
+            raise RuntimeError(NESTED_SUBMIT)
         if self._pool is None:
             raise RuntimeError("this PhaseRunner was pickled; only the driver's runs phases")
         return self._pool
@@ -366,6 +380,16 @@ class PhaseRunner(RayTaskRunner[Any]):
         if self._shared is None:
             raise RuntimeError("this PhaseRunner was pickled; only the driver's runs phases")
         return self._shared
+
+
+def _log_failed_try(task_run: TaskRun, task: Task[..., Any], error: Exception) -> None:
+    """Write on the task run's page why a try failed, with the traceback there."""
+    remote = error.__cause__
+    detail = str(error)
+    if isinstance(remote, RemoteTracebackError):
+        detail = f"{detail}\n{remote.args[0]}"
+    logger = task_run_logger(task_run, task)
+    logger.error("Try %d failed with %s: %s", task_run.run_count, type(error).__name__, detail)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -130,16 +130,21 @@ def dump_call(
 
     Raises:
         PayloadTooLargeError: it takes more than `limit` bytes; names its largest parameters.
+        TypeError: it cannot be pickled.
     """
-    payload = _dumps((fn, tuple(args), dict(kwargs)))
+    name = getattr(fn, "__name__", repr(fn))
+    try:
+        payload = _dumps((fn, tuple(args), dict(kwargs)))
+    except (TypeError, pickle.PicklingError) as exc:
+        raise TypeError(f"the parameters of {name!r} cannot be sent to an executor: {exc}") from exc
     if len(payload) > limit:
         parts = {**{f"argument {i}": a for i, a in enumerate(args)}, **kwargs}
-        sizes = {name: len(_dumps(value)) for name, value in parts.items()}
-        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        sizes = {part: len(_dumps(value)) for part, value in parts.items()}
+        largest = sorted(sizes, key=lambda part: -sizes[part])[:3]
         raise PayloadTooLargeError(
-            f"the parameters of {getattr(fn, '__name__', fn)!r} take {_mib(len(payload))}, the "
-            f"limit is {_mib(limit)}; largest: "
-            + ", ".join(f"{name} {_mib(sizes[name])}" for name in largest)
+            f"the parameters of {name!r} take {_mib(len(payload))}, the limit is {_mib(limit)}; "
+            "largest: "
+            + ", ".join(f"{part} {_mib(sizes[part])}" for part in largest)
             + "; pass a reference and keep the data in the queue"
         )
     return payload

@@ -178,12 +178,18 @@ class _Stream(socketserver.StreamRequestHandler):
             owner.gone(source).set()
 
     def _read(self) -> dict[str, Any] | None:
-        """Return the next entry; None at the end of the stream, also a torn or foreign one."""
+        """Return the next entry; None at the end of the stream only, which means a death."""
         try:
             line = self.rfile.readline(MAX_LINE_BYTES)
-            return json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError):  # reset by a killed process, or not one of ours
+        except OSError:  # reset: the process was killed
             return None
+        if not line:
+            return None
+        try:
+            entry = json.loads(line)
+        except ValueError:  # torn by the death of its writer, or not one of ours
+            return {}
+        return entry if isinstance(entry, dict) else {}
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -235,6 +241,8 @@ class LogServer:
 
     def receive(self, source: str, entry: dict[str, Any]) -> None:
         """Route one entry of a stream; called from that stream's thread."""
+        if "call_id" not in entry:
+            return
         with self._lock:
             call = self._calls.get(entry["call_id"])
         if entry.get("end"):
@@ -249,10 +257,12 @@ class LogServer:
             created=entry["created"],
             message=entry["message"],
         )
-        if call is not None:
-            call.write(record)
-        elif self.on_stray is not None:
-            self.on_stray(record)
+        sink = call.write if call is not None else self.on_stray
+        if sink is not None:
+            try:
+                sink(record)
+            except Exception:  # the end of the stream would pass for a death
+                logger.warning("a log record of %s was lost", source, exc_info=True)
 
     def close(self) -> None:
         """Stop listening; streams that are open end with their processes."""
