@@ -128,6 +128,7 @@ class AgentLoopWorker:
         self._max_sessions = max(1, slots // rollout.agent.num_workers)
         self._sessions_per_prompt = max(rollout.n, rollout.val_kwargs.n)
         self._stopping = asyncio.Event()
+        self._drain_s = 0.0
         self._changed = asyncio.Event()
         self._active: dict[str, tuple[PromptSpec, asyncio.Task[None]]] = {}
         self._failure: BaseException | None = None
@@ -154,6 +155,7 @@ class AgentLoopWorker:
                 specs = await self._ledger.claim(self.worker_id, limit, self._times.claim_wait_s)
                 for spec in specs:
                     self._begin(spec)
+            await self._drain()
             self._raise_failure()
         finally:
             self._leases.stop()
@@ -161,13 +163,11 @@ class AgentLoopWorker:
             self._reward_pool.shutdown(wait=False, cancel_futures=True)
         await self._ledger.release_worker(self.worker_id)
 
-    async def stop(self, drain_s: float = 0.0) -> None:
-        """Claim no more; let running prompts end for up to `drain_s`, then give them back."""
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Let `run_forever` end: no more claims, running prompts end for up to `drain_s`."""
+        self._drain_s = drain_s
         self._stopping.set()
         self._changed.set()
-        running = [task for _, task in self._active.values()]
-        if running and drain_s > 0:
-            await asyncio.wait(running, timeout=drain_s)
 
     def status(self) -> WorkerStatus:
         """Return what was done so far."""
@@ -266,6 +266,11 @@ class AgentLoopWorker:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    async def _drain(self) -> None:
+        running = [task for _, task in self._active.values()]
+        if running and self._drain_s > 0:
+            await asyncio.wait(running, timeout=self._drain_s)
 
     async def _cancel_all(self) -> None:
         running = [task for _, task in self._active.values()]

@@ -155,7 +155,7 @@ class AgentLoopWorkerActor:
 
     async def stop(self, drain_s: float) -> dict[str, float]:
         """Claim no more, let prompts end for up to `drain_s`; return the totals."""
-        await self._worker.stop(drain_s)
+        self._worker.stop(drain_s)
         if self._running is not None:
             await self._running
         return self._worker.status().counters()

@@ -1,4 +1,5 @@
 import pytest
+
 from rlcore.testing.tiny_run import tiny_config
 
 

@@ -3,6 +3,7 @@ import pickle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from rlcore.data.dataset import PromptDataset, PromptOrder, load_dataset, make_specs
 from rlcore.data.parquet import write_rows
 from rlcore.data.tokenizer import encode_chat, load_tokenizer
@@ -59,7 +60,7 @@ def test_overlong_prompts_are_left_out_or_an_error_that_names_the_row(read, toke
     assert dataset.origin(1).endswith("row 2")
     with pytest.raises(DataError, match=rf"row 1: the prompt has {length + 36} tokens.*={length}"):
         read([row(t) for t in texts], **limits)
-    with pytest.raises(DataError, match="none of 1 prompts has at most data.max_prompt_length=5"):
+    with pytest.raises(DataError, match=r"none of 1 prompts has at most data.max_prompt_length=5"):
         read([row("x")], data__filter_overlong_prompts=True, data__max_prompt_length=5)
 
 
@@ -82,7 +83,7 @@ def test_a_broken_row_is_named_by_file_and_row(read, tmp_path, changes, message)
 
 
 def test_a_column_of_the_wrong_type_is_named(read):
-    with pytest.raises(DataError, match="row 0: prompt must be a list of messages.*is str 'text'"):
+    with pytest.raises(DataError, match=r"row 0: prompt must be a list of messages.*is str 'text'"):
         read([row("x", prompt="text")])
     with pytest.raises(DataError, match="row 0: data_source must be a text, is int 3"):
         read([row("x", data_source=3)])

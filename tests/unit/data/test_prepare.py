@@ -2,6 +2,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+
 from rlcore.data.prepare import prepare_chain_sum, prepare_reasoning_gym, prepare_tiny
 from rlcore.data.staging import MANIFEST, is_complete, staged_folder
 from rlcore.errors import DataError
@@ -89,9 +90,11 @@ def test_a_folder_is_complete_only_with_its_recipe_and_whole_files(tmp_path):
 def test_a_folder_of_the_users_is_not_replaced(tmp_path):
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "precious").write_text("x")
-    with pytest.raises(DataError, match="was not prepared by rollflow"):
-        with staged_folder(tmp_path / "f", {}):
-            raise AssertionError("not reached")
+    with (
+        pytest.raises(DataError, match="was not prepared by rollflow"),
+        staged_folder(tmp_path / "f", {}),
+    ):
+        raise AssertionError("not reached")
 
 
 def test_the_tiny_model_is_the_same_each_time(tmp_path):

@@ -1,0 +1,223 @@
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rlcore.agent_loop import AgentLoopBase, register
+from rlcore.agent_loop.session import SessionRunner
+from rlcore.data.dataset import PromptOrder, load_dataset, make_specs
+from rlcore.data.tokenizer import load_tokenizer
+from rlcore.errors import ActorUnavailableError
+from rlcore.reward.function import load_reward_function
+from rlcore.rollout.client import LLMServerClient
+from rlcore.rollout.router import Router
+from rlcore.testing.rollout import CountingReplica
+from rlcore.types import AgentLoopOutput
+
+
+@register("test_two_turns")
+class TwoTurns(AgentLoopBase):
+    """Asks, adds tool tokens, asks again; stores both turns and the first one alone."""
+
+    async def run(self, sampling_params, **row):
+        prompt_ids = await self.apply_chat_template(row["raw_prompt"])
+        first = await self.server_manager.generate(
+            "a", prompt_ids, {**sampling_params, "max_tokens": 3}
+        )
+        tool = self.tokenizer("ok", add_special_tokens=False)["input_ids"]
+        context = [*prompt_ids, *first.token_ids, *tool]
+        second = await self.server_manager.generate(
+            "b", context, {**sampling_params, "max_tokens": 2}
+        )
+        return [
+            AgentLoopOutput(
+                prompt_ids=prompt_ids, response_ids=first.token_ids, response_mask=[1] * 3
+            ),
+            AgentLoopOutput(
+                prompt_ids=prompt_ids,
+                response_ids=[*first.token_ids, *tool, *second.token_ids],
+                response_mask=[1, 1, 1, 0, 0, 1, 1],
+                num_turns=4,
+                metrics={"tool_calls": 0.5},
+            ),
+        ]
+
+
+@register("test_bad_loop")
+class BadLoop(AgentLoopBase):
+    """Fails in the way its row asks for."""
+
+    async def run(self, sampling_params, **row):
+        match row["extra_info"]["fault"]:
+            case "raise":
+                raise ZeroDivisionError("tool broke")
+            case "nothing":
+                return []
+            case "none":
+                return None
+            case "hang":
+                await asyncio.sleep(60)
+            case "own timeout":
+                async with asyncio.timeout(0):
+                    await asyncio.sleep(1)
+        raise AssertionError("unknown fault")
+
+
+@pytest.fixture
+def run_session(make_config):
+    def run_session(
+        replica=None, session_id=0, fields=None, validate=False, reward=None, **overrides
+    ):
+        config = make_config(**overrides)
+        dataset = load_dataset(config, "train")
+        [spec] = make_specs(
+            dataset,
+            PromptOrder(num_rows=len(dataset), batch_size=4, shuffle=False, seed=0),
+            start=5, count=1, run_id="run", partition_id="run/train", global_step=3,
+            num_sessions=4, validate=validate,
+        )  # fmt: skip
+        spec.fields.update(fields or {})
+        tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
+        client = LLMServerClient(
+            Router({"replica-0": replica or CountingReplica()}, empty_deadline_s=0.05), seed=0
+        )
+        with ThreadPoolExecutor(1) as pool:
+            runner = SessionRunner(
+                config, client, tokenizer, reward or load_reward_function(config), [2], pool
+            )
+            return spec, asyncio.run(runner.run(spec, session_id))
+
+    return run_session
+
+
+def vowel_share(ids):
+    # The tiny tokenizer: four special tokens, newline, then printable ASCII from 32.
+    text = [chr(i - 5 + 32) for i in ids if i >= 5]
+    return sum(character in "aeiou" for character in text) / len(text)
+
+
+def test_a_single_turn_is_scored_and_stored(run_session):
+    # ids 70..75 are "a".."f" of which a and e are vowels.
+    replica = CountingReplica(num_tokens=5, first_token=70, num_choices=6, version=3)
+    spec, result = run_session(replica, session_id=2)
+    [row] = result.rows
+    record = result.record
+    tokens = row["responses"].tolist()
+    assert record.keys == [f"{spec.uid}_2_0"]
+    assert tokens[-1] == 2  # the end-of-sequence token belongs to the response
+    assert record.reward == pytest.approx(vowel_share(tokens[:-1]))
+    assert record.reward_extra == {"acc": float(record.reward >= 0.5)}
+    assert row["rm_scores"].tolist() == pytest.approx([0, 0, 0, 0, record.reward])
+    assert row["rollout_log_probs"].tolist()[:4] == pytest.approx([-t / 100 for t in tokens[:-1]])
+    assert row["weight_versions"].tolist() == [3] * 5
+    assert record.tags[0]["global_steps"] == 3
+    assert (record.num_turns, record.error_type) == (2, "")
+
+
+def test_sessions_of_a_prompt_differ_and_repeat(run_session):
+    def tokens(session_id):
+        return run_session(session_id=session_id)[1].rows[0]["responses"].tolist()
+
+    assert tokens(0) == tokens(0)
+    assert tokens(0) != tokens(1)
+
+
+def test_training_samples_and_validation_is_greedy(run_session):
+    train, val = CountingReplica(), CountingReplica()
+    run_session(train, actor_rollout_ref__rollout__temperature=0.7)
+    run_session(val, validate=True)
+    sampled, greedy = train.requests[0][2], val.requests[0][2]
+    assert (sampled["temperature"], sampled["do_sample"]) == (0.7, True)
+    assert (greedy["temperature"], greedy["do_sample"]) == (0.0, False)
+    assert sampled["stop_token_ids"] == [2]
+    assert sampled["max_tokens"] == 8
+
+
+def test_all_trajectories_of_a_session_get_the_score_of_the_last(run_session):
+    seen = []
+
+    def reward(solution_str, **row):
+        seen.append(solution_str)
+        return {"score": 0.5, "note": "x"}
+
+    spec, result = run_session(fields={"agent_name": "test_two_turns"}, reward=reward)
+    short, whole = result.rows
+    assert result.record.keys == [f"{spec.uid}_0_0", f"{spec.uid}_0_1"]
+    assert len(seen) == 1
+    assert "ok" in seen[0]
+    assert short["rm_scores"].tolist() == [0, 0, 0.5]
+    assert whole["rm_scores"].tolist() == [0, 0, 0, 0, 0, 0, 0.5]
+    assert whole["weight_versions"].tolist() == [0, 0, 0, -1, -1, 0, 0]
+    assert whole["rollout_log_probs"].tolist()[3:5] == [0, 0]
+    assert (result.record.num_turns, result.record.metrics["tool_calls"]) == (4, 0.5)
+    assert result.record.reward_extra == {"note": "x"}
+
+
+def test_a_raising_reward_function_fails_the_session_with_row_and_traceback(run_session):
+    def reward(**row):
+        return {}["missing"]
+
+    spec, result = run_session(reward=reward)
+    record = result.record
+    assert (record.error_type, record.reward, record.keys, result.rows) == (
+        "KeyError",
+        None,
+        [],
+        [],
+    )
+    assert record.error_message.startswith(f"{spec.fields['origin']} (uid {spec.uid}), session 0: ")
+    assert 'return {}["missing"]' in record.error_message
+    assert record.error_message.endswith("KeyError: 'missing'")
+
+
+def test_a_reward_that_is_not_a_number_fails_the_session(run_session):
+    _, result = run_session(reward=lambda **row: float("nan"))
+    assert result.record.error_type == "DataError"
+    assert "must be a finite number, is float nan" in result.record.error_message
+
+
+@pytest.mark.parametrize(
+    ("fault", "error_type", "message"),
+    [
+        ("raise", "ZeroDivisionError", "tool broke"),
+        ("nothing", "ValueError", "returned an empty list"),
+        ("none", "DataError", "must return AgentLoopOutput"),
+        ("hang", "TimeoutError", "not finished after deadlines.session=0.2 s; 0 turns"),
+        ("own timeout", "TimeoutError", "async with asyncio.timeout"),
+    ],
+)
+def test_a_failed_session_is_data(run_session, fault, error_type, message):
+    fields = {"agent_name": "test_bad_loop", "extra_info": {"fault": fault}}
+    _, result = run_session(fields=fields, deadlines__session=0.2)
+    assert result.record.error_type == error_type
+    assert message in result.record.error_message
+    assert result.rows == []
+
+
+def test_an_unknown_agent_loop_is_named(run_session):
+    _, result = run_session(fields={"agent_name": "no_such_loop"})
+    assert "unknown agent loop 'no_such_loop'; known: single_turn_agent" in (
+        result.record.error_message
+    )
+
+
+def test_a_missing_replica_is_not_the_sessions_fault(run_session):
+    with pytest.raises(ActorUnavailableError, match="none serves"):
+        run_session(CountingReplica(dies_after=0))
+
+
+def test_a_loop_that_scores_itself_is_not_scored_again(run_session):
+    @register("test_scores_itself")
+    class ScoresItself(AgentLoopBase):
+        async def run(self, sampling_params, **row):
+            return AgentLoopOutput(
+                prompt_ids=[1], response_ids=[70], response_mask=[1], response_logprobs=[-1.0],
+                weight_versions=[0], reward_score=3.0,
+                extra_fields={"reward_extra_info": {"acc": 1.0}},
+            )  # fmt: skip
+
+    def reward(**row):
+        raise AssertionError("not reached")
+
+    _, result = run_session(fields={"agent_name": "test_scores_itself"}, reward=reward)
+    assert (result.record.reward, result.record.reward_extra) == (3.0, {"acc": 1.0})
