@@ -4,7 +4,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
 
-from rlcore.config.base import Float, Int, Section
+from rlcore.config.base import Float, Int, PathText, Section
 
 LossAggMode = Literal[
     "token-mean",
@@ -18,7 +18,7 @@ LossAggMode = Literal[
 class ModelConfig(Section):
     """The model that is trained."""
 
-    path: str = Field(min_length=1)
+    path: PathText
     """Folder in Hugging Face format: weights, config.json, tokenizer with chat template."""
     trust_remote_code: bool = False
     """Run Python code that lies in the model folder."""

@@ -3,9 +3,10 @@
 Sections import nothing but pydantic, so that a configuration is checked in a fraction of a second.
 """
 
+import os
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -39,5 +40,7 @@ def as_tuple(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_refuse_bool)]
 Float = Annotated[float, BeforeValidator(_refuse_bool)]
-Strings = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
-"""One string or a list of them; always a tuple when read."""
+PathText = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
+"""A path; `~` is the user's home, as in verl's own defaults."""
+Paths = Annotated[tuple[PathText, ...], BeforeValidator(as_tuple)]
+"""One path or a list of them; always a tuple when read."""

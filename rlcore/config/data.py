@@ -4,15 +4,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlcore.config.base import Int, Section, Strings
+from rlcore.config.base import Int, Paths, Section
 
 
 class DataConfig(Section):
     """Prompts of training and validation."""
 
-    train_files: Strings = Field(min_length=1)
+    train_files: Paths = Field(min_length=1)
     """Parquet files of training prompts in verl's row format; one path or a list."""
-    val_files: Strings = Field(min_length=1)
+    val_files: Paths = Field(min_length=1)
     """Parquet files of held-out prompts; one path or a list."""
     train_batch_size: Int = Field(default=1024, ge=1)
     """Prompts per step."""

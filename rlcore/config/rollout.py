@@ -36,8 +36,6 @@ class CheckpointEngineConfig(Section):
 
     backend: Literal["naive"] = "naive"
     """`naive`: a file of shared memory on one host."""
-    update_weights_bucket_megabytes: Int = Field(default=2048, ge=1)
-    """Largest piece in which weights are copied, in MiB."""
 
 
 class RolloutConfig(Section):
@@ -64,8 +62,8 @@ class RolloutConfig(Section):
     """Seed of sampling; null: the run's `seed` (verl: 42), so that one key changes the run."""
     full_determinism: bool = False
     """Bitwise repeatable runs: one thread count, deterministic algorithms, fixed routing."""
-    calculate_log_probs: bool = True
-    """Compare the engine's log-probs with the trainer's (the engine reports them anyway)."""
+    calculate_log_probs: Literal[True] = True
+    """The engine reports the log-prob of every token that it samples."""
     val_kwargs: ValKwargsConfig = Field(default_factory=ValKwargsConfig)
     """Sampling of validation."""
     agent: AgentConfig = Field(default_factory=AgentConfig)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlcore.config.actor import ActorConfig, ModelConfig
-from rlcore.config.base import Float, Int, Section
+from rlcore.config.base import Float, Int, PathText, Section
 from rlcore.config.data import DataConfig
 from rlcore.config.rollout import RolloutConfig
 from rlcore.config.rules import CROSS_FIELD, broken_rules
@@ -43,7 +43,7 @@ class AlgorithmConfig(Section):
 class CustomRewardFunctionConfig(Section):
     """A reward function of the user's."""
 
-    path: str | None = None
+    path: PathText | None = None
     """Python file; null: the rule registered for the row's data source."""
     name: str = "compute_score"
     """Function in that file, sync or async."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rlcore.config.base import Float, Int, Section, Strings, as_tuple
+from rlcore.config.base import Float, Int, Paths, PathText, Section, as_tuple
 
 Tracker = Literal["console", "tensorboard", "file"]
 Trackers = Annotated[tuple[Tracker, ...], BeforeValidator(as_tuple)]
@@ -46,11 +46,11 @@ class TrainerConfig(Section):
     """Validate once and stop."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
     """`auto`: continue the checkpoint in `default_local_dir`, if that is set and has one."""
-    resume_from_path: str | None = None
+    resume_from_path: PathText | None = None
     """Checkpoint folder to start from, with `resume_mode=resume_path`."""
-    default_local_dir: str | None = None
+    default_local_dir: PathText | None = None
     """The run folder; null: `<runs_root>/<run id>` (verl: checkpoints/project/experiment)."""
-    runs_root: str = Field(default="runs", min_length=1)
+    runs_root: PathText = "runs"
     """Folder of all runs and of Prefect's embedded database (ours)."""
     max_actor_ckpt_to_keep: Int | None = Field(default=None, ge=1)
     """Checkpoints to keep beside the best and referenced ones; null: all."""
@@ -62,7 +62,7 @@ class TrainerConfig(Section):
     """Attempts of one run before it is given up (ours)."""
     max_nonfinite_steps: Int = Field(default=3, ge=1)
     """Optimizer steps in a row that may be skipped for a non-finite loss or gradient (ours)."""
-    user_modules: Strings = ()
+    user_modules: Paths = ()
     """Python files loaded at the start of every process, for registrations (ours)."""
     v1: V1Config = Field(default_factory=V1Config)
     """Which trainer."""
@@ -93,6 +93,8 @@ class DeadlinesConfig(Section):
     """Optimizer steps of the critic."""
     update_actor: Float | None = Field(default=None, gt=0)
     """Optimizer steps of the policy."""
+    commit_step: Float | None = Field(default=None, gt=0)
+    """Marking the step's prompts as trained and releasing their rows."""
     save_checkpoint: Float | None = Field(default=None, gt=0)
     """Writing a checkpoint."""
     update_weights: Float | None = Field(default=None, gt=0)
@@ -113,16 +115,16 @@ class DeadlinesConfig(Section):
     """One session: generation, tools and reward."""
 
     def for_phase(self, phase: str) -> float | None:
-        """Return the deadline that the configuration gives `phase`, or None.
+        """Return the deadline that is configured for `phase`, or None.
+
+        Read deadlines of phases by this method: `deadlines.validate` is a method of pydantic's.
 
         Args:
-            phase: name of a phase task, `validate` included (an attribute of that name would
-                hide a method of pydantic's).
-
-        Raises:
-            KeyError: there is no such phase.
+            phase: name of a phase task; one that a subclass adds has no key of its own.
         """
-        return {name: getattr(self, field) for name, field in PHASE_FIELDS.items()}[phase]
+        if phase not in PHASES:
+            return None
+        return getattr(self, "validate_" if phase == "validate" else phase)
 
 
 PHASES = (
@@ -136,13 +138,12 @@ PHASES = (
     "compute_advantage",
     "update_critic",
     "update_actor",
+    "commit_step",
     "save_checkpoint",
     "update_weights",
     "validate",
 )
 """The phases of a step, in their order."""
-
-PHASE_FIELDS = {phase: "validate_" if phase == "validate" else phase for phase in PHASES}
 
 
 class RayConfig(Section):

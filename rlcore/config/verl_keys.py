@@ -192,6 +192,8 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      LEAVE_OUT),
     (f"{_A}rollout.agent.custom_async_server.*", (None,), "verl does not read it either",
      LEAVE_OUT),
+    (f"{_A}rollout.checkpoint_engine.update_weights_bucket_megabytes", ANY,
+     "`naive` shares one file and cuts it in no pieces", LEAVE_OUT),
     (f"{_A}rollout.checkpoint_engine.engine_kwargs.*", ({},), "`naive` has no settings",
      LEAVE_OUT),
     (f"{_A}rollout.checkpoint_engine.custom_backend_module", (None,),
@@ -366,6 +368,11 @@ REFUSED_VALUES: dict[str, RefusedValue] = {
         values=("float16", "half", "auto", "fp8"),
         reason="the embedded engine computes in bfloat16 or float32",
         fix="set it to one of the two",
+    ),
+    f"{_A}rollout.calculate_log_probs": RefusedValue(
+        values=(False,),
+        reason="the engine reports log-probs anyway, and engine and trainer are compared by them",
+        fix="leave it out",
     ),
     f"{_A}rollout.checkpoint_engine.backend": RefusedValue(
         values=("nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded"),
