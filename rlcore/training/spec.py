@@ -1,0 +1,110 @@
+"""What a training worker needs to know: plain values, so that it can be sent to any process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlcore.algorithms.aggregate import AggMode
+from rlcore.config import RunConfig
+from rlcore.training.schedule import LearningRate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSpec:
+    """Model, optimizer, loss and limits of one training worker.
+
+    Example:
+        >>> spec = TrainingSpec.from_config(config, run_id="r1", attempt=1, folder=folder)
+        >>> worker = TrainingWorker(spec)
+    """
+
+    run_id: str
+    attempt: int
+    folder: str
+    """Run folder: dumps of non-finite steps and the newest weight version go there."""
+    model_path: str
+    learning_rate: LearningRate
+    trust_remote_code: bool = False
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Autocast type; weights and optimizer state are float32."""
+    packing: Literal["shared_prefix", "padded"] = "shared_prefix"
+    temperature: float = 1.0
+    """Of sampling: log-probs are of the scaled distribution."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    mini_batch_groups: int = 256
+    """Groups (prompts) per optimizer step."""
+    micro_batch_rows: int | None = None
+    """Rows per forward and backward pass; None: by `micro_batch_tokens`."""
+    micro_batch_tokens: int = 16384
+    ppo_epochs: int = 1
+    shuffle: bool = False
+    shuffle_seed: int = 42
+    loss_mode: str = "vanilla"
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.2
+    clip_ratio_c: float | None = 3.0
+    loss_agg_mode: AggMode = "token-mean"
+    loss_scale_factor: float | None = None
+    entropy_coeff: float = 0.0
+    max_nonfinite_steps: int = 3
+    seed: int = 0
+    num_threads: int | None = None
+    """None: all cores."""
+    full_determinism: bool = False
+
+    @classmethod
+    def from_config(
+        cls,
+        config: RunConfig,
+        *,
+        run_id: str,
+        attempt: int,
+        folder: str | Path,
+        total_steps: int | None = None,
+    ) -> "TrainingSpec":
+        """Take what concerns training out of the run's configuration.
+
+        Args:
+            config: The whole of it.
+            run_id: Run whose calls the worker admits.
+            attempt: Lower ones are refused.
+            folder: Run folder.
+            total_steps: Inner steps of the run, where the schedule ends; None:
+                `trainer.total_training_steps`.
+        """
+        model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+        rollout = config.actor_rollout_ref.rollout
+        return cls(
+            run_id=run_id,
+            attempt=attempt,
+            folder=str(folder),
+            model_path=model.path,
+            trust_remote_code=model.trust_remote_code,
+            learning_rate=LearningRate.from_config(
+                actor.optim, total_steps or config.trainer.total_training_steps
+            ),
+            dtype=actor.dtype,
+            temperature=rollout.temperature,
+            betas=actor.optim.betas,
+            weight_decay=actor.optim.weight_decay,
+            grad_clip=actor.grad_clip,
+            mini_batch_groups=actor.ppo_mini_batch_size,
+            micro_batch_rows=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+            micro_batch_tokens=actor.ppo_max_token_len_per_gpu,
+            ppo_epochs=actor.ppo_epochs,
+            shuffle=actor.shuffle,
+            shuffle_seed=actor.data_loader_seed,
+            loss_mode=actor.policy_loss.loss_mode,
+            clip_ratio_low=actor.clip_ratio_low,
+            clip_ratio_high=actor.clip_ratio_high,
+            clip_ratio_c=actor.clip_ratio_c,
+            loss_agg_mode=actor.loss_agg_mode,
+            loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
+            entropy_coeff=actor.entropy_coeff,
+            max_nonfinite_steps=config.trainer.max_nonfinite_steps,
+            seed=config.seed,
+            num_threads=config.ray.num_threads,
+            full_determinism=rollout.full_determinism,
+        )

@@ -1,0 +1,59 @@
+"""Weight versions: names of trainer states, never used twice for different bytes."""
+
+from pathlib import Path
+
+from rlcore.errors import CheckpointError
+
+
+class WeightVersions:
+    """Numbers the trainer's states from 0.
+
+    A state gets its number when it is first published or saved, and keeps it. The newest number
+    given out lies in a file of the run folder, so that a later attempt that resumes from an
+    older state does not give it to other weights.
+
+    Example:
+        >>> versions = WeightVersions(folder / "weight_version")
+        >>> versions.current(), versions.current()
+        (0, 0)
+        >>> versions.state_changed(); versions.current()
+        1
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._current: int | None = None
+
+    @property
+    def newest(self) -> int:
+        """Highest version given out, -1 if none was.
+
+        Raises:
+            CheckpointError: the file holds no number.
+        """
+        if not self._path.exists():
+            return -1
+        text = self._path.read_text(encoding="utf-8")
+        try:
+            return int(text)
+        except ValueError:
+            raise CheckpointError(f"{self._path}: {text!r} is not a weight version") from None
+
+    def current(self) -> int:
+        """Return the version of the present state, a new one if it has none yet."""
+        if self._current is None:
+            version = self.newest + 1
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            staged = self._path.with_name(self._path.name + ".tmp")
+            staged.write_text(str(version), encoding="utf-8")
+            staged.replace(self._path)
+            self._current = version
+        return self._current
+
+    def state_changed(self) -> None:
+        """The weights are other ones now."""
+        self._current = None
+
+    def restore(self, version: int) -> None:
+        """The weights are those of `version` again."""
+        self._current = version
