@@ -108,7 +108,7 @@ def test_refused_keys_say_why_and_what_instead(override, in_reason, in_fix):
         ("data.train_batch_sise=8", "data.train_batch_size"),
         ("train_batch_size=8", "data.train_batch_size"),
         ("actor.optim.lr=1e-5", f"{A}actor.optim.lr"),
-        (f"{A}rollout.temprature=1", f"{A}rollout.temperature"),
+        (f"{A}rollout.max_num_seq=64", f"{A}rollout.max_num_seqs"),
         ("trainer.total_steps=3", "trainer.total_epochs"),
         ("Trainer.save_freq=3", "trainer.save_freq"),
     ],
