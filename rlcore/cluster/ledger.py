@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 
 from rlcore.buffer.ledger import Ledger
 from rlcore.cluster.calls import wait_for_reply
-from rlcore.errors import DeadlineExceededError
+from rlcore.errors import DeadlineExceededError, FencedError
 from rlcore.types import CallKey, PromptSpec, PromptStatus, SampledBatch, SessionRecord
 
 MAX_NAMED_PROMPTS = 20
@@ -36,6 +36,7 @@ class LedgerActor:
         # Replaced at every change. A waiter takes it before it looks, so that no change is missed.
         self._changed = asyncio.Event()
         self._expiry: asyncio.Task[None] | None = None
+        self._released: set[str] = set()
 
     async def ping(self) -> dict[str, Any]:
         """Say that the ledger lives, and whose it is."""
@@ -55,9 +56,15 @@ class LedgerActor:
     async def claim(
         self, attempt: int, worker_id: str, limit: int, wait_s: float = 0.0
     ) -> list[PromptSpec]:
-        """See Ledger.claim; waits up to `wait_s` for a pending prompt, else returns none."""
+        """See Ledger.claim; waits up to `wait_s` for a pending prompt, else returns none.
+
+        Raises:
+            FencedError: the worker was released.
+        """
         ends = time.monotonic() + wait_s
         while True:
+            if worker_id in self._released:
+                raise FencedError(f"worker {worker_id} was released; another id must claim")
             changed = self._changed
             specs = self._ledger.claim(attempt, worker_id, limit)
             if specs:
@@ -70,7 +77,9 @@ class LedgerActor:
         return self._ledger.renew(worker_id, uids)
 
     async def release_worker(self, worker_id: str) -> list[str]:
-        """See Ledger.release_worker."""
+        """See Ledger.release_worker; its id can claim no more."""
+        # A claim of a dead worker may still wait here; it must not lease prompts to nobody.
+        self._released.add(worker_id)
         uids = self._ledger.release_worker(worker_id)
         self._wake()
         return uids

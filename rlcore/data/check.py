@@ -5,6 +5,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from rlcore.config import RunConfig
 from rlcore.data.dataset import PromptDataset, load_dataset
 from rlcore.data.rows import question_of
@@ -48,12 +50,12 @@ def check_data(config: RunConfig) -> DataReport:
         DataError: one clear message: the file and row, folder or sum that is wrong.
         ConfigError: the reward function, a user module or a reward rule is missing.
     """
-    check_model_folder(config)
+    tokenizer = check_model_folder(config)
     load_user_modules(config.trainer.user_modules)
     load_reward_function(config)
     check_output_folder(config)
-    train = load_dataset(config, "train")
-    val = load_dataset(config, "val")
+    train = load_dataset(config, "train", tokenizer)
+    val = load_dataset(config, "val", tokenizer)
     total_steps = _check_steps(config, len(train))
     train_questions = _questions(train)
     val_questions = _questions(val)
@@ -69,8 +71,11 @@ def check_data(config: RunConfig) -> DataReport:
     )
 
 
-def check_model_folder(config: RunConfig) -> None:
+def check_model_folder(config: RunConfig) -> PreTrainedTokenizerBase:
     """Check that the model folder has a configuration, weights, a tokenizer and a chat template.
+
+    Returns:
+        The tokenizer.
 
     Raises:
         DataError: says what is missing.
@@ -105,6 +110,7 @@ def check_model_folder(config: RunConfig) -> None:
             f"+ {config.data.max_response_length} = {needed} tokens, but the model in {folder} "
             f"reads {limit}"
         )
+    return tokenizer
 
 
 def check_output_folder(config: RunConfig) -> None:

@@ -162,15 +162,22 @@ class PromptDataset:
             ) from error
 
 
-def load_dataset(config: RunConfig, split: str) -> PromptDataset:
+def load_dataset(
+    config: RunConfig, split: str, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PromptDataset:
     """Return the training (`train`) or held-out (`val`) prompts of a run.
+
+    Args:
+        config: Names files, lengths and model.
+        split: `train` or `val`.
+        tokenizer: The model's, if it is loaded already.
 
     Raises:
         DataError: the model folder, a file or a row is wrong; named.
     """
     data = config.data
     model = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    tokenizer = tokenizer or load_tokenizer(model.path, model.trust_remote_code)
     if split == "train":
         return PromptDataset(
             data.train_files,

@@ -15,10 +15,12 @@ from rlcore.reward.extraction import extract_last_integer
 logger = logging.getLogger(__name__)
 
 SMOLLM2_FOLDER = Path("models/smollm2-135m-instruct")
-CHAIN_SUM_FOLDER = Path("data/chain_sum")
 # Sums of two numbers of one or two digits: hard enough for a 135M model (8 % right before
-# training), easy enough to learn in 40 steps.
-CHAIN_SUM_DIFFICULTY = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
+# training), learnable in 40 steps. reasoning-gym's own default would teach it nothing.
+CHAIN_SUM_DIFFICULTY: dict[str, Any] = {
+    "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2,
+}  # fmt: skip
+DEFAULT_DIFFICULTY = {"chain_sum": CHAIN_SUM_DIFFICULTY}
 # reasoning-gym draws with repetition: this many draws per wanted question, then the task is taken
 # to have too few distinct questions.
 MAX_DRAWS_PER_QUESTION = 20
@@ -62,11 +64,6 @@ def prepare_tiny(out_dir: str | Path = ".") -> tuple[Path, Path]:
     return model_folder, data_folder
 
 
-def prepare_chain_sum(out_dir: str | Path = CHAIN_SUM_FOLDER) -> Path:
-    """Write the data of the main job: two-term sums, 2,000 questions and 256 held out."""
-    return prepare_reasoning_gym("chain_sum", out_dir, **CHAIN_SUM_DIFFICULTY)
-
-
 def prepare_reasoning_gym(
     task: str,
     out_dir: str | Path,
@@ -86,12 +83,13 @@ def prepare_reasoning_gym(
         size: Distinct training questions.
         test_size: Distinct held-out questions.
         seed: Seed of the draws.
-        **difficulty: The task's own settings.
+        **difficulty: The task's own settings, over those of `DEFAULT_DIFFICULTY`.
 
     Raises:
         DataError: unknown task or setting, or too few distinct questions at this difficulty.
     """
     folder = Path(out_dir)
+    difficulty = {**DEFAULT_DIFFICULTY.get(task, {}), **difficulty}
     recipe = {
         "kind": f"reasoning_gym/{task}", "format": "1", "version": reasoning_gym.__version__,
         "size": size, "test_size": test_size, "seed": seed, "difficulty": difficulty,

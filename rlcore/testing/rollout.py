@@ -161,3 +161,22 @@ class MemoryQueue:
         for key, row, tag in zip(keys, rows, tags, strict=True):
             self.rows[partition_id, key] = row
             self.tags[partition_id, key] = tag
+
+
+class MemoryQueueHost(MemoryQueue):
+    """The same with the queue host's signatures, for `ray.remote`."""
+
+    async def put_rows(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        caller: int,
+        partition_id: str,
+        keys: Sequence[str],
+        rows: Sequence[Row],
+        tags: Sequence[dict[str, Any]],
+    ) -> None:
+        """Store rows for the attempt `caller`."""
+        await super().put_rows(partition_id, keys, rows, tags)
+
+    async def stored(self) -> dict[tuple[str, str], Row]:
+        """Return all rows."""
+        return self.rows

@@ -3,7 +3,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from rlcore.data.prepare import prepare_chain_sum, prepare_reasoning_gym, prepare_tiny
+from rlcore.data.prepare import prepare_reasoning_gym, prepare_tiny
 from rlcore.data.staging import MANIFEST, is_complete, staged_folder
 from rlcore.errors import DataError
 
@@ -13,7 +13,7 @@ def questions(path):
 
 
 def test_chain_sum_is_distinct_and_disjoint_and_in_verls_row_format(tmp_path):
-    folder = prepare_chain_sum(tmp_path / "chain_sum")
+    folder = prepare_reasoning_gym("chain_sum", tmp_path / "chain_sum")
     train, test = questions(folder / "train.parquet"), questions(folder / "test.parquet")
     assert (len(train), len(test)) == (2000, 256)
     assert len({*train, *test}) == 2256
@@ -29,7 +29,7 @@ def test_chain_sum_is_distinct_and_disjoint_and_in_verls_row_format(tmp_path):
 
 def test_preparing_again_leaves_the_files_and_other_settings_replace_them(tmp_path):
     def prepare(seed):
-        return prepare_reasoning_gym("chain_sum", tmp_path / "d", 20, 5, seed=seed, max_digits=2)
+        return prepare_reasoning_gym("chain_sum", tmp_path / "d", 20, 5, seed=seed)
 
     first = questions(prepare(0) / "train.parquet")
     stamp = (tmp_path / "d" / "train.parquet").stat().st_mtime_ns
@@ -40,9 +40,7 @@ def test_preparing_again_leaves_the_files_and_other_settings_replace_them(tmp_pa
 
 def test_too_few_distinct_questions_are_refused_with_the_count(tmp_path):
     with pytest.raises(DataError, match="200 found in 6000 draws, 300 wanted"):
-        prepare_reasoning_gym(
-            "chain_sum", tmp_path / "d", 250, 50, min_terms=2, max_terms=2, max_digits=1
-        )
+        prepare_reasoning_gym("chain_sum", tmp_path / "d", 250, 50, max_digits=1)
     assert not (tmp_path / "d").exists()
 
 
