@@ -284,8 +284,8 @@ def _check_cpus(num_storage_units: int) -> None:
     needed = 1 + num_storage_units
     ends = time.monotonic() + RESOURCES_S
     while (free := ray.available_resources().get("CPU", 0.0)) < needed:
-        if time.monotonic() > ends:
-            total = ray.cluster_resources().get("CPU", 0.0)
+        total = ray.cluster_resources().get("CPU", 0.0)
+        if 0 < total < needed or time.monotonic() > ends:
             raise ConfigError(
                 f"the queue needs {needed} free CPUs of the Ray cluster (1 controller + "
                 f"{num_storage_units} storage); {free:g} of {total:g} are free. Start Ray with "

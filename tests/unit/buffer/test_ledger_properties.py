@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlcore.buffer.ledger import Ledger
 from rlcore.errors import FencedError
@@ -39,20 +39,32 @@ class LedgerMachine(RuleBasedStateMachine):
     def key(self, step):
         return CallKey(run_id="run-1", attempt=self.ledger.attempt, global_step=step)
 
+    def has(self, status):
+        return any(self.ledger.counts(partition)[status] for partition in (TRAIN, VAL))
+
     def drop_lapsed(self):
         for uid in [uid for uid, until in self.until.items() if until <= self.clock.now]:
             del self.holder[uid], self.until[uid]
 
-    @rule(indexes=st.sets(st.integers(0, 12), max_size=4), step=STEPS, validate=st.booleans())
+    @initialize()
+    def feed_some(self):
+        self.feed(set(range(6)), 1, False)
+
+    @rule(
+        indexes=st.sets(st.integers(0, 30), min_size=1, max_size=6),
+        step=STEPS,
+        validate=st.booleans(),
+    )
     def feed(self, indexes, step, validate):
         partition, prefix = (VAL, "v") if validate else (TRAIN, "t")
         specs = [
             prompt_spec(f"{prefix}{i}", partition_id=partition, global_step=step, validate=validate)
             for i in sorted(indexes)
         ]
-        self.num_fed[partition] += self.ledger.feed(self.key(1), specs)
+        self.num_fed[partition] += self.ledger.feed(self.key(self.trained_step), specs)
 
-    @rule(worker=WORKERS, limit=st.integers(0, 4))
+    @precondition(lambda self: self.has("pending"))
+    @rule(worker=WORKERS, limit=st.integers(1, 4))
     def claim(self, worker, limit):
         self.drop_lapsed()
         for spec in self.ledger.claim(self.ledger.attempt, worker, limit):
@@ -61,19 +73,31 @@ class LedgerMachine(RuleBasedStateMachine):
             self.holder[spec.uid] = worker
             self.until[spec.uid] = self.clock.now + 10
 
+    @precondition(lambda self: self.has("pending"))
+    @rule(worker=WORKERS, limit=st.integers(1, 6))
+    def work(self, worker, limit):
+        self.claim(worker, limit)
+        for uid in [uid for uid, owner in self.holder.items() if owner == worker]:
+            self.settle_as(worker, uid, 0)
+
+    @precondition(lambda self: self.holder)
     @rule(worker=WORKERS, data=st.data())
     def renew(self, worker, data):
-        uids = data.draw(st.lists(st.sampled_from([f"t{i}" for i in range(13)]), unique=True))
+        uids = data.draw(st.lists(st.sampled_from(sorted(self.holder)), unique=True))
         self.ledger.expire()
         self.drop_lapsed()
         lost = self.ledger.renew(worker, uids)
         assert lost == [uid for uid in uids if self.holder.get(uid) != worker]
         self.until.update({uid: self.clock.now + 10 for uid in uids if uid not in lost})
 
-    @rule(worker=WORKERS, num_failed=st.integers(0, 2), data=st.data())
     @precondition(lambda self: self.holder)
-    def settle(self, worker, num_failed, data):
+    @rule(num_failed=st.integers(0, 2), data=st.data())
+    def settle(self, num_failed, data):
         uid = data.draw(st.sampled_from(sorted(self.holder)))
+        worker = data.draw(st.sampled_from([self.holder[uid]] * 3 + ["w9"]))
+        self.settle_as(worker, uid, num_failed)
+
+    def settle_as(self, worker, uid, num_failed):
         self.ledger.expire()
         self.drop_lapsed()
         try:
@@ -86,6 +110,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert status == ("finished" if 2 - num_failed >= needed else "failure")
             del self.holder[uid], self.until[uid]
 
+    @precondition(lambda self: self.holder)
     @rule(worker=WORKERS)
     def release(self, worker):
         self.ledger.release_worker(worker)
@@ -96,10 +121,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def wait(self, seconds):
         self.clock.advance(seconds)
 
-    @rule(step=STEPS, size=st.integers(1, 3))
-    def sample(self, step, size):
-        if step <= self.trained_step:
-            return
+    @rule(ahead=st.integers(1, 2), size=st.integers(1, 3))
+    def sample(self, ahead, size):
+        step = self.trained_step + ahead
         known = self.batches.get(step)
         key = self.key(step)
         if known is not None:
@@ -115,10 +139,10 @@ class LedgerMachine(RuleBasedStateMachine):
         assert batch.keys == [f"{uid}_{i}_0" for uid in batch.uids for i in range(2)]
         self.batches[step] = batch
 
-    @rule(step=STEPS)
-    def train(self, step):
-        if step not in self.batches:
-            return
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def train(self, data):
+        step = data.draw(st.sampled_from(sorted(self.batches)))
         released = [s for s in sorted(self.batches) if s <= step]
         keys = self.ledger.mark_trained(self.key(step), step)
         assert sorted(keys) == sorted(k for s in released for k in self.batches[s].keys)
@@ -127,16 +151,21 @@ class LedgerMachine(RuleBasedStateMachine):
             self.gone.update(self.batches.pop(s).uids)
         self.trained_step = step
 
+    @precondition(lambda self: self.num_fed[VAL])
     @rule()
     def discard_validation(self):
-        self.ledger.discard(self.key(4), VAL)
+        self.ledger.discard(self.key(self.trained_step), VAL)
         for uid in [uid for uid in self.holder if uid.startswith("v")]:
             del self.holder[uid], self.until[uid]
 
-    @rule()
-    def lose_rows(self):
-        uids = list(self.ledger.waiting_rows(TRAIN))[:2]
-        self.ledger.return_to_pending(self.key(4), uids)
+    @precondition(lambda self: self.ledger.waiting_rows(TRAIN) or self.batches)
+    @rule(data=st.data())
+    def lose_rows(self, data):
+        sampled = [uid for batch in self.batches.values() for uid in batch.uids]
+        uid = data.draw(st.sampled_from([*self.ledger.waiting_rows(TRAIN), *sampled]))
+        self.ledger.return_to_pending(self.key(self.trained_step), [uid])
+        # A batch that lost a group is dissolved: its step samples anew.
+        self.batches = {s: b for s, b in self.batches.items() if uid not in b.uids}
 
     @rule()
     def next_attempt(self):
@@ -168,20 +197,13 @@ class LedgerMachine(RuleBasedStateMachine):
                      "failed", "discarded")  # fmt: skip
             assert num_fed == sum(counts[part] for part in parts)
 
-    @invariant()
-    def the_journal_tells_it_all(self):
-        copy = self.folder / "copy.jsonl"
-        shutil.copy(self.folder / "ledger.jsonl", copy)
-        recovered = Ledger.recover(copy, **self.options)
-        recovered.close()
-        assert recovered.state_dict() == self.ledger.state_dict()
-
     def teardown(self):
+        self.restart()
         self.ledger.close()
         shutil.rmtree(self.folder)
 
 
 TestLedger = LedgerMachine.TestCase
 TestLedger.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=70, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
