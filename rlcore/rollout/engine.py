@@ -1,0 +1,139 @@
+"""The contract of a rollout engine: what an LLMServer drives from its thread.
+
+An engine is synchronous and used from one thread. It samples tokens for the requests it was given,
+one `step` at a time, and holds two sets of weights: those in use and those staged by a weight
+update. How requests wait, who may call what and when is the server's business.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from rlcore.registry import Registry
+from rlcore.rollout.sampling import SamplingParams
+from rlcore.types import TokenOutput, WeightMeta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineRequest:
+    """One request as it enters the engine."""
+
+    request_id: str
+    prompt_ids: list[int]
+    """With the `params.position` tokens of this turn at its end."""
+    params: SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """What an engine is built from; crosses process borders."""
+
+    name: str
+    """`actor_rollout_ref.rollout.name`: entry of `ENGINES`."""
+    model_path: str
+    dtype: str
+    """Type of weights and arithmetic: bfloat16 or float32."""
+    max_num_seqs: int
+    """Slots."""
+    max_model_len: int
+    """Prompt and response tokens of one request at most."""
+    num_threads: int | None
+    """CPU threads; None: as many as cores."""
+    trust_remote_code: bool = False
+
+    @classmethod
+    def from_config(cls, config: Any) -> Self:
+        """Read `actor_rollout_ref.{model,rollout}`, `data` lengths and `ray.num_threads`."""
+        model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+        return cls(
+            name=rollout.name,
+            model_path=model.path,
+            dtype=rollout.dtype,
+            max_num_seqs=rollout.max_num_seqs,
+            max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+            num_threads=config.ray.num_threads,
+            trust_remote_code=model.trust_remote_code,
+        )
+
+
+class Engine(Protocol):
+    """A model that generates. All calls come from the thread that built it."""
+
+    max_num_seqs: int
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights in use; 0 for those of the model folder."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far."""
+        ...
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Ids of the requests that wait for a slot or run."""
+        ...
+
+    def check(self, request: EngineRequest) -> None:
+        """Refuse a request that can never run; callable from any thread.
+
+        Raises:
+            ConfigError: its length or parameters are impossible.
+        """
+        ...
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a checked request."""
+        ...
+
+    def step(self) -> list[tuple[str, TokenOutput]]:
+        """Do one forward pass (prompts or one token per slot); return what it finished."""
+        ...
+
+    def abort(self, request_id: str) -> TokenOutput | None:
+        """End a request; return its tokens with stop reason `aborted`, None for an unknown one."""
+        ...
+
+    def partial(self, request_id: str) -> TokenOutput | None:
+        """Return a copy of a request's tokens so far, stop reason empty; None for an unknown id."""
+        ...
+
+    def stage_weights(self, meta: WeightMeta) -> None:
+        """Load published weights beside those in use.
+
+        Raises:
+            WeightSyncError: the bytes are damaged or do not fit the model.
+        """
+        ...
+
+    def commit_weights(self, version: int) -> None:
+        """Use the staged weights from the next step on, as `version`."""
+        ...
+
+    def release_cache(self) -> None:
+        """Free the memory of keys and values; nothing may be in flight."""
+        ...
+
+    def restore_cache(self) -> None:
+        """Get the memory again."""
+        ...
+
+
+ENGINES: Registry[Callable[[EngineSpec], Engine]] = Registry("rollout engine")
+
+
+@ENGINES.register("transformers")
+def _transformers(spec: EngineSpec) -> Engine:
+    # Imported on use: an engine's library is needed only where it is chosen.
+    from rlcore.rollout.transformers_engine import TransformersEngine
+
+    return TransformersEngine(
+        spec.model_path,
+        spec.dtype,
+        spec.max_num_seqs,
+        spec.max_model_len,
+        spec.num_threads,
+        trust_remote_code=spec.trust_remote_code,
+    )
