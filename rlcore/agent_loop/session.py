@@ -73,6 +73,7 @@ class SessionRunner:
             async with deadline:
                 outputs = await self._run_loop(spec, session_id, server)
                 reward = await self._score(spec, outputs[-1])
+            return _finished(spec, session_id, outputs, reward)
         except (TransientError, FencedError):
             raise
         except Exception as error:  # user code may raise anything
@@ -88,7 +89,6 @@ class SessionRunner:
                     f"{server.num_turns} turns were begun"
                 )
             return SessionResult(record=_failed(spec, session_id, error))
-        return _finished(spec, session_id, outputs, reward)
 
     async def _run_loop(
         self, spec: PromptSpec, session_id: int, server: SessionClient

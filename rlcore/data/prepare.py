@@ -2,10 +2,9 @@
 
 import json
 import logging
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import reasoning_gym
 
 from rlcore.data.parquet import write_rows
 from rlcore.data.staging import is_complete, staged_folder
@@ -15,6 +14,7 @@ from rlcore.reward.extraction import extract_last_integer
 logger = logging.getLogger(__name__)
 
 SMOLLM2_FOLDER = Path("models/smollm2-135m-instruct")
+SMOLLM2_RECIPE = {"kind": "smollm2-135m-instruct", "format": "1"}
 # Sums of two numbers of one or two digits: hard enough for a 135M model (8 % right before
 # training), learnable in 40 steps. reasoning-gym's own default would teach it nothing.
 CHAIN_SUM_DIFFICULTY: dict[str, Any] = {
@@ -33,12 +33,11 @@ def prepare_smollm2(out_dir: str | Path = SMOLLM2_FOLDER) -> Path:
         DataError: the package with the model is not installed, or `out_dir` holds other files.
     """
     folder = Path(out_dir)
-    recipe = {"kind": "smollm2-135m-instruct", "format": "1"}
-    if not is_complete(folder, recipe):
+    if not is_complete(folder, SMOLLM2_RECIPE):
         # Only this preparation needs torch.
         from rlcore.data.smollm2 import export_smollm2
 
-        export_smollm2(folder, recipe)
+        export_smollm2(folder, SMOLLM2_RECIPE)
         logger.info("wrote %s", folder)
     return folder
 
@@ -91,7 +90,7 @@ def prepare_reasoning_gym(
     folder = Path(out_dir)
     difficulty = {**DEFAULT_DIFFICULTY.get(task, {}), **difficulty}
     recipe = {
-        "kind": f"reasoning_gym/{task}", "format": "1", "version": reasoning_gym.__version__,
+        "kind": f"reasoning_gym/{task}", "format": "1", "version": version("reasoning-gym"),
         "size": size, "test_size": test_size, "seed": seed, "difficulty": difficulty,
     }  # fmt: skip
     if is_complete(folder, recipe):
@@ -112,6 +111,9 @@ def prepare_reasoning_gym(
 def _draw_distinct(
     task: str, count: int, seed: int, difficulty: dict[str, Any]
 ) -> list[dict[str, Any]]:
+    # Takes 2 s to import; models and tiny data need none of it.
+    import reasoning_gym
+
     draws = count * MAX_DRAWS_PER_QUESTION
     try:
         source = reasoning_gym.create_dataset(task, size=draws, seed=seed, **difficulty)

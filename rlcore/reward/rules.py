@@ -6,8 +6,6 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, cast
 
-import reasoning_gym
-
 from rlcore.errors import ConfigError, DataError
 from rlcore.registry import Registry
 from rlcore.reward.extraction import ANSWER_EXTRACTORS
@@ -63,6 +61,9 @@ def reasoning_gym_rule(
 
 @lru_cache(maxsize=32)
 def _verifier(task: str) -> Verifier:
+    # Brings matplotlib and sympy, 2 s: only runs on its tasks pay that, in a reward thread.
+    import reasoning_gym
+
     try:
         scorer = reasoning_gym.get_score_answer_fn(task)
     except ValueError as error:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcore.errors import ActorUnavailableError, RolloutError
+from rlcore.errors import ActorUnavailableError, ConfigError, RolloutError
 from rlcore.rollout.router import ReplicaHandle, Router
 from rlcore.types import TokenOutput
 
@@ -75,7 +75,7 @@ class LLMServerClient:
         >>> output = await session.generate("request", prompt_ids, {"temperature": 1.0})
     """
 
-    def __init__(self, router: Router, seed: int, *, flush_interval_s: float = 2.0) -> None:
+    def __init__(self, router: Router, seed: int, *, flush_interval_s: float = 5.0) -> None:
         """Make a client.
 
         Args:
@@ -204,17 +204,23 @@ class SessionClient:
         request_id: str,
         prompt_ids: Sequence[int],
         sampling_params: dict[str, Any],
+        **media: Any,
     ) -> TokenOutput:
         """Sample one turn.
 
         The seed follows from the run's seed, prompt, session and turn; `request_id` (verl's loops
         draw a random one) only names the request. A turn without `max_tokens` may fill the
-        response, and no turn exceeds prompt plus response length.
+        response, and no turn exceeds prompt plus response length. `media` is verl's image_data
+        and the like, which must be None.
 
         Raises:
+            ConfigError: media were given.
             ActorUnavailableError: no replica serves.
             RolloutError: a replica broke the contract.
         """
+        given = sorted(name for name, value in media.items() if value is not None)
+        if given:
+            raise ConfigError(f"{', '.join(given)}: only text models are served")
         turn = self.num_turns
         self.num_turns += 1
         room = self._max_model_len - len(prompt_ids)

@@ -51,6 +51,11 @@ class BadLoop(AgentLoopBase):
         match row["extra_info"]["fault"]:
             case "raise":
                 raise ZeroDivisionError("tool broke")
+            case "bad metrics":
+                return AgentLoopOutput(
+                    prompt_ids=[1], response_ids=[70], response_mask=[1], response_logprobs=[0.0],
+                    weight_versions=[0], metrics={"tool": "slow"},
+                )  # fmt: skip
             case "nothing":
                 return []
             case "none":
@@ -180,6 +185,7 @@ def test_a_reward_that_is_not_a_number_fails_the_session(run_session):
     ("fault", "error_type", "message"),
     [
         ("raise", "ZeroDivisionError", "tool broke"),
+        ("bad metrics", "ValueError", "could not convert string to float: 'slow'"),
         ("nothing", "ValueError", "returned an empty list"),
         ("none", "DataError", "must return AgentLoopOutput"),
         ("hang", "TimeoutError", "not finished after deadlines.session=0.2 s; 0 turns"),

@@ -3,7 +3,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from rlcore.data.prepare import prepare_reasoning_gym, prepare_tiny
+from rlcore.data.prepare import SMOLLM2_RECIPE, prepare_reasoning_gym, prepare_smollm2, prepare_tiny
 from rlcore.data.staging import MANIFEST, is_complete, staged_folder
 from rlcore.errors import DataError
 
@@ -93,6 +93,13 @@ def test_a_folder_of_the_users_is_not_replaced(tmp_path):
         staged_folder(tmp_path / "f", {}),
     ):
         raise AssertionError("not reached")
+
+
+def test_a_converted_model_is_not_converted_again(tmp_path):
+    with staged_folder(tmp_path / "model", SMOLLM2_RECIPE) as staging:
+        (staging / "model.safetensors").write_text("weights")
+    assert prepare_smollm2(tmp_path / "model") == tmp_path / "model"
+    assert (tmp_path / "model" / "model.safetensors").read_text() == "weights"
 
 
 def test_the_tiny_model_is_the_same_each_time(tmp_path):

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from rlcore.errors import ActorUnavailableError, RolloutError
+from rlcore.errors import ActorUnavailableError, ConfigError, RolloutError
 from rlcore.rollout.client import LLMServerClient, sampling_seed
 from rlcore.rollout.router import Router
 from rlcore.testing.rollout import CountingReplica
@@ -115,6 +115,15 @@ def test_a_turn_without_room_asks_nobody():
     replica = CountingReplica()
     output = generate(client_of(replica), prompt=[1] * 100)
     assert (output.token_ids, output.stop_reason, replica.requests) == ([], "length", [])
+
+
+def test_media_are_refused():
+    async def run(**media):
+        return await session_of(client_of(CountingReplica())).generate("r", PROMPT, PARAMS, **media)
+
+    assert len(asyncio.run(run(image_data=None)).token_ids) == 64
+    with pytest.raises(ConfigError, match="image_data: only text models are served"):
+        asyncio.run(run(image_data=["image"], video_data=None))
 
 
 def test_a_replica_that_breaks_the_contract_is_named():
