@@ -24,6 +24,10 @@ ACTIVE: frozenset[PromptStatus] = frozenset(
     {"pending", "running", "finished", "failure", "sampled"}
 )
 """The others are final: such a prompt keeps its name and drops what it carried."""
+FINAL_FIELDS = (
+    "uid", "partition_id", "global_step", "order", "validate", "num_sessions", "status", "claims",
+)  # fmt: skip
+"""What a final prompt keeps of `Prompt`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -219,7 +223,9 @@ class LedgerState:
         for name, values in saved["partitions"].items():
             counts = Counter[str](values["counts"])
             self.partitions[name] = Partition(**{**values, "counts": counts})
-        for values in saved["prompts"]:
+        for values in saved["final_prompts"]:
+            self._add(Prompt(**dict(zip(FINAL_FIELDS, values, strict=True)), since=self._clock()))
+        for values in saved["active_prompts"]:
             self._add(_prompt_from(values, self._clock()))
         self.leases = {values["lease_id"]: Lease(**values) for values in saved["leases"]}
         if not event["keep_running"]:
@@ -239,7 +245,15 @@ class LedgerState:
                 name: {**asdict(partition), "counts": dict(+partition.counts)}
                 for name, partition in self.partitions.items()
             },
-            "prompts": [_prompt_to(prompt) for prompt in self.prompts.values()],
+            # As rows: a long run has many, and they are in every checkpoint.
+            "final_prompts": [
+                [getattr(prompt, name) for name in FINAL_FIELDS]
+                for prompt in self.prompts.values()
+                if prompt.status not in ACTIVE
+            ],
+            "active_prompts": [
+                _prompt_to(prompt) for prompt in self.prompts.values() if prompt.status in ACTIVE
+            ],
             "leases": [asdict(lease) for lease in self.leases.values()],
         }
 
@@ -303,15 +317,11 @@ def _settled_status(prompt: Prompt) -> PromptStatus:
 def _prompt_to(prompt: Prompt) -> dict[str, Any]:
     values = asdict(prompt)
     del values["since"]
-    if prompt.status not in ACTIVE:
-        del values["spec"], values["sessions"], values["owner"], values["lease_id"]
     return values
 
 
 def _prompt_from(values: dict[str, Any], since: float) -> Prompt:
     values = dict(values)
-    spec = values.pop("spec", None)
-    sessions = [SessionRecord(**session) for session in values.pop("sessions", [])]
-    return Prompt(
-        **values, since=since, spec=PromptSpec(**spec) if spec else None, sessions=sessions
-    )
+    spec = PromptSpec(**values.pop("spec"))
+    sessions = [SessionRecord(**session) for session in values.pop("sessions")]
+    return Prompt(**values, since=since, spec=spec, sessions=sessions)

@@ -375,3 +375,13 @@ def test_a_full_disk_changes_nothing(ledger):
     with pytest.raises(ValueError, match="closed file"):
         ledger.claim(1, "w0", 1)
     assert ledger.counts(TRAIN)["pending"] == 1
+
+
+def test_a_loaded_state_forgets_the_leases_of_the_replaced_one(ledger, clock):
+    feed(ledger, ["a"])
+    saved = ledger.state_dict()
+    ledger.claim(1, "w0", 1)
+    ledger.load_state_dict(key(), saved)
+    clock.advance(100)
+    assert ledger.expire() == []
+    assert ledger.next_expiry_s() is None
