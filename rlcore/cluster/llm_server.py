@@ -5,25 +5,49 @@ concurrency groups of their own: a control call is never queued behind thousands
 """
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.actor import ActorHandle
 
-from rlcore.errors import ActorUnavailableError, DeadlineExceededError, RLCoreError
+from rlcore.cluster.calls import await_reply, wait_for_reply
+from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.config import RunConfig
 from rlcore.rollout.engine import ENGINES, EngineSpec
 from rlcore.rollout.server import LLMServer
 from rlcore.types import CallKey, TokenOutput, WeightMeta
+from rlcore.user_code import load_user_modules
+
+logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 4096
 """Requests that one replica holds at a time; more wait in Ray."""
 
 
-@ray.remote(num_cpus=1, max_restarts=0, concurrency_groups={"control": 8, "generate": MAX_REQUESTS})
+@ray.remote(  # pyright: ignore[reportCallIssue] (Ray's stubs know no concurrency_groups)
+    num_cpus=0,
+    max_restarts=0,
+    max_task_retries=0,
+    concurrency_groups={"control": 8, "generate": MAX_REQUESTS},
+)
 class LLMServerActor:
     """One replica in a process of its own; see LLMServer for what the methods do."""
 
-    def __init__(self, spec: EngineSpec, run_id: str, attempt: int, name: str) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        run_id: str,
+        attempt: int,
+        name: str,
+        user_modules: Sequence[str] = (),
+        log_address: LogAddress | None = None,
+    ) -> None:
+        if log_address is not None:
+            connect_log_stream(log_address, name)
+        load_user_modules(user_modules)
         self._server = LLMServer(
             lambda: ENGINES.get(spec.name)(spec), run_id=run_id, attempt=attempt, name=name
         )
@@ -101,12 +125,6 @@ class LLMServerActor:
         await self._server.close()
 
 
-LLMServerActor: Any = ray.remote(
-    max_restarts=0, concurrency_groups={"control": 8, "generate": MAX_REQUESTS}
-)(LLMServerShell)  # type: ignore[call-overload]
-"""The shell as a Ray actor."""
-
-
 class ReplicaClient:
     """Facade over a replica's Ray handle; picklable.
 
@@ -143,13 +161,19 @@ class ReplicaClient:
             ActorUnavailableError: the replica died.
             RLCoreError: as LLMServer.generate.
         """
-        return await self._await(
-            self.handle.generate.remote(request_id, prompt_ids, sampling_params)
-        )
+        reply = self.handle.generate.remote(request_id, prompt_ids, sampling_params)
+        try:
+            return await await_reply(reply, what=f"{self.name}.generate", deadline_s=None)
+        except asyncio.CancelledError:
+            ray.cancel(reply)
+            raise
 
     async def partial(self, request_id: str) -> TokenOutput | None:
         """Return what a request has sampled so far; None for an unknown one."""
-        return await self._await(self.handle.partial.remote(request_id))
+        reply = self.handle.partial.remote(request_id)
+        return await await_reply(
+            reply, what=f"{self.name}.partial", deadline_s=self._control_deadline_s
+        )
 
     def abort(self, key: CallKey) -> int:
         """End what runs and close the gate; return how many requests were ended."""
@@ -201,39 +225,70 @@ class ReplicaClient:
         """End the replica's process."""
         ray.kill(self.handle)
 
-    async def _await(self, ref: Any) -> Any:
-        try:
-            return await ref
-        except asyncio.CancelledError:
-            ray.cancel(ref)
-            raise
-        except RayTaskError as error:
-            raise _original(error) from error
-        except RayActorError as error:
-            raise ActorUnavailableError(f"{self.name} died: {error}") from error
-
-    def _get(self, ref: Any, what: str, deadline_s: float | None = None) -> Any:
+    def _get(self, reply: Any, what: str, deadline_s: float | None = None) -> Any:
         deadline_s = self._control_deadline_s if deadline_s is None else deadline_s
-        try:
-            return ray.get(ref, timeout=deadline_s)
-        except GetTimeoutError:
-            raise DeadlineExceededError(
-                f"{self.name} did not answer {what} within {deadline_s:g} s"
-            ) from None
-        except RayTaskError as error:
-            raise _original(error) from error
-        except RayActorError as error:
-            raise ActorUnavailableError(f"{self.name} died: {error}") from error
+        return wait_for_reply(reply, what=f"{self.name}.{what}", deadline_s=deadline_s)
 
 
 def start_replica(
-    spec: EngineSpec, *, run_id: str, attempt: int, name: str, num_cpus: float = 1.0
+    spec: EngineSpec,
+    *,
+    run_id: str,
+    attempt: int,
+    name: str,
+    user_modules: Sequence[str] = (),
+    log_address: LogAddress | None = None,
 ) -> ReplicaClient:
-    """Start a replica and return at once; `wait_ready` waits until its model is loaded."""
-    handle = LLMServerActor.options(num_cpus=num_cpus).remote(spec, run_id, attempt, name)
+    """Start a replica and return at once; `wait_ready` waits until its model is loaded.
+
+    Args:
+        spec: its engine.
+        run_id: whose calls it admits.
+        attempt: fencing token.
+        name: in messages, and as the source of its log records.
+        user_modules: files that register things, e.g. an engine.
+        log_address: where its log records go.
+    """
+    handle: ActorHandle = LLMServerActor.remote(  # pyright: ignore[reportAttributeAccessIssue]
+        spec,
+        run_id=run_id,
+        attempt=attempt,
+        name=name,
+        user_modules=list(user_modules),
+        log_address=log_address,
+    )
     return ReplicaClient(handle, name)
 
 
-def _original(error: RayTaskError) -> Exception:
-    cause = error.cause
-    return cause if isinstance(cause, RLCoreError) else error
+def start_replicas(
+    config: RunConfig, *, run_id: str, attempt: int, log_address: LogAddress | None = None
+) -> dict[str, ReplicaClient]:
+    """Start the replicas of a run side by side and wait until all are ready.
+
+    Raises:
+        ConfigError: the engine cannot run the model.
+        DeadlineExceededError: one is not ready within `deadlines.start`.
+        ActorUnavailableError: one died while it started.
+    """
+    spec = EngineSpec.from_config(config)
+    names = [f"replica-{i}" for i in range(config.actor_rollout_ref.rollout.num_replicas)]
+    replicas = {
+        name: start_replica(
+            spec,
+            run_id=run_id,
+            attempt=attempt,
+            name=name,
+            user_modules=config.trainer.user_modules,
+            log_address=log_address,
+        )
+        for name in names
+    }
+    try:
+        for replica in replicas.values():
+            replica.wait_ready(config.deadlines.start)
+    except BaseException:
+        for replica in replicas.values():
+            replica.kill()
+        raise
+    logger.info("%d replicas are ready: %s", len(replicas), spec)
+    return replicas

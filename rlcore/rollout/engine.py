@@ -7,10 +7,11 @@ update. How requests wait, who may call what and when is the server's business.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
+from rlcore.config import RunConfig
 from rlcore.registry import Registry
-from rlcore.rollout.sampling import SamplingParams
+from rlcore.rollout.sampling_params import SamplingParams
 from rlcore.types import TokenOutput, WeightMeta
 
 
@@ -42,7 +43,7 @@ class EngineSpec:
     trust_remote_code: bool = False
 
     @classmethod
-    def from_config(cls, config: Any) -> Self:
+    def from_config(cls, config: RunConfig) -> Self:
         """Read `actor_rollout_ref.{model,rollout}`, `data` lengths and `ray.num_threads`."""
         model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
         return cls(

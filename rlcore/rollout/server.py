@@ -26,7 +26,7 @@ from typing import Any, Literal
 from rlcore.errors import ActorUnavailableError, DeadlineExceededError, RLCoreError, RolloutError
 from rlcore.fencing import Fence
 from rlcore.rollout.engine import Engine, EngineRequest
-from rlcore.rollout.sampling import SamplingParams
+from rlcore.rollout.sampling_params import SamplingParams
 from rlcore.rollout.weight_update import WeightUpdate
 from rlcore.types import CallKey, TokenOutput, WeightMeta
 

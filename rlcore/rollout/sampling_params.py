@@ -1,0 +1,92 @@
+"""What a request may ask of an engine; without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rlcore.errors import ConfigError
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (-1, 0, None),
+    "min_p": (0, None),
+    "repetition_penalty": (1, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "n": (1, None),
+    "logprobs": (True, False, 0, 1, None),
+}
+"""Settings that may be present when they change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen.
+
+    Example:
+        >>> SamplingParams.from_dict({"temperature": 1.0, "max_tokens": 16, "seed": 7}).do_sample
+        True
+    """
+
+    max_tokens: int
+    """New tokens at most, those of `position` not counted."""
+    temperature: float = 1.0
+    """Scale of the distribution that is sampled and of the log-probs."""
+    do_sample: bool = True
+    """Sample; otherwise the most likely token is taken."""
+    seed: int = 0
+    """Stream of random numbers, an unsigned 64-bit integer."""
+    position: int = 0
+    """The last tokens of the prompt that this turn has sampled already: a resumed request."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the response besides the model's own EOS; they belong to it."""
+    ignore_eos: bool = False
+    """Do not stop at the model's EOS (measurements of equal length)."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Check what a client asks for.
+
+        A temperature of 0 means the most likely token, as in vLLM; its log-probs are those of the
+        unscaled distribution.
+
+        Raises:
+            ConfigError: a value is out of range, unknown, or asks for what this engine cannot do.
+        """
+        problems = _problems_of(values)
+        if problems:
+            raise ConfigError("sampling_params: " + "; ".join(problems))
+        temperature = float(values.get("temperature", 1.0))
+        return cls(
+            max_tokens=int(values["max_tokens"]),
+            temperature=temperature or 1.0,
+            do_sample=bool(values.get("do_sample", True)) and temperature > 0,
+            seed=int(values.get("seed", 0)),
+            position=int(values.get("position", 0)),
+            stop_token_ids=tuple(int(i) for i in values.get("stop_token_ids") or ()),
+            ignore_eos=bool(values.get("ignore_eos", False)),
+        )
+
+
+def _problems_of(values: Mapping[str, Any]) -> list[str]:
+    known = set(SamplingParams.__dataclass_fields__)
+    problems = [
+        f"{name}={values[name]!r} is not supported by the transformers engine; leave it out"
+        for name, neutral in _NEUTRAL.items()
+        if name in values and values[name] not in neutral
+    ]
+    unknown = sorted(set(values) - known - set(_NEUTRAL))
+    if unknown:
+        problems.append(f"unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    temperature = float(values.get("temperature", 1.0))
+    if not 0 <= temperature < float("inf"):
+        problems.append(f"temperature is {temperature}, must be a finite number from 0 on")
+    if int(values.get("max_tokens", 0)) < 1:
+        problems.append(f"max_tokens is {values.get('max_tokens')}, must be at least 1")
+    if int(values.get("position", 0)) < 0:
+        problems.append(f"position is {values['position']}, must be at least 0")
+    if not 0 <= int(values.get("seed", 0)) < 2**64:
+        problems.append(f"seed is {values['seed']}, must be an unsigned 64-bit integer")
+    elif "seed" not in values and values.get("do_sample", True) and temperature > 0:
+        problems.append("seed is missing: every sampled request needs its own")
+    return problems
