@@ -43,7 +43,7 @@ $(VENV)/.done: pyproject.toml constraints.txt Makefile
 $(LOWEST)/.done: pyproject.toml constraints.txt Makefile
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install -q --upgrade pip
-	$(LOWEST)/bin/python -m pip install -q 'prefect==3.7.7' 'fastapi<0.137' 'prefect-ray==0.6.0' 'ray[default]==2.60.0' 'pydantic>=2.10' pytest pytest-timeout psutil
+	$(LOWEST)/bin/python -m pip install -q 'prefect==3.7.7' 'fastapi<0.137' 'prefect-ray==0.6.0' 'ray[default]==2.60.0' 'pydantic>=2.11' pytest pytest-timeout psutil
 	$(LOWEST)/bin/python -m pip install -q --no-deps -e .
 	touch $@
 

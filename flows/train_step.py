@@ -50,7 +50,7 @@ async def run_step(run: ActiveRun, step: int) -> None:
     await run.end_step()
 
 
-@flow(name="start_run", flow_run_name="step-{step:04d}", persist_result=False)
+@flow(name="start_run", flow_run_name="start-after-{step:04d}", persist_result=False)
 async def start_run(step: int) -> None:
     """Publish the weights that the attempt starts from, and validate them if asked to."""
     run = active_run()
@@ -67,3 +67,4 @@ async def validate(run: ActiveRun) -> None:
     await run.hook("on_validate_begin")
     await run.phase(VALIDATE)
     await run.hook("on_validate_end")
+    await run.reporter.generations(run.trainer.global_steps, run.config.trainer.log_val_generations)

@@ -25,7 +25,7 @@ class PhaseDeadlines:
 
     def for_phase(self, phase: str) -> float:
         """Return the seconds that the next call of a phase may take."""
-        configured = getattr(self._config, phase, None)
+        configured = self._config.for_phase(phase)
         if configured is not None:
             return float(configured)
         history = self._seconds[phase]

@@ -16,15 +16,16 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger
+from prefect import get_run_logger, tags
 
 from rlcore.cluster.start import Cluster, hold_devices
 from rlcore.config import ResolvedConfig, RunConfig, resolve_config
 from rlcore.data.check import check_data
 from rlcore.errors import CheckpointError, DeadlineExceededError, TransientError
 from rlcore.tracking.curves import draw_curves, read_metrics
-from rlcore.trainer.base import TRAINERS, PPOTrainer, TrainerResources
+from rlcore.trainer.base import PPOTrainer, TrainerResources
 from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore, checkpoint_from_path
+from rlcore.trainer.modes import get_trainer_cls
 from rlcore.trainer.phases import Metrics, Phase
 from rlcore.trainer.run_folder import RunFolder, new_run_id
 from rlcore.types import BatchRef, CallKey
@@ -75,7 +76,7 @@ class ActiveRun:
             checkpoint_manager=cluster.checkpoint_manager,
         )
         mode = config.trainer.v1.trainer_mode
-        self.trainer: PPOTrainer = TRAINERS.get(mode)(config, resources)
+        self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)
         self.trainer.checkpoint_manager = TaskCheckpointManager(
             cluster.checkpoint_manager, key=self.key, deadline_s=self.deadlines.for_phase
         )
@@ -256,7 +257,9 @@ async def open_run(
         await stack.enter_async_context(hold_devices(resolved.config, f"run {folder.run_id}"))
         attempt = folder.begin_attempt(max_attempts=resolved.config.trainer.max_attempts)
         await stack.enter_async_context(_recorded(folder, attempt))
-        cluster = await stack.enter_async_context(_cluster(resolved, folder, attempt))
+        cluster = await stack.enter_async_context(
+            _cluster(resolved, folder, attempt, resolved.config.total_steps(report.num_train))
+        )
         run = ActiveRun(
             config=resolved.config,
             folder=folder,
@@ -268,6 +271,9 @@ async def open_run(
         token = _ACTIVE.set(run)
         stack.callback(_ACTIVE.reset, token)
         stack.callback(run.close)
+        # Seen on the pages of this run; the flow run itself exists before its configuration is read.
+        trainer = resolved.config.trainer
+        stack.enter_context(tags(trainer.project_name, trainer.experiment_name, folder.run_id))
         await run.reporter.begin(run.trainer.global_steps)
         yield run
 
@@ -319,13 +325,13 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _cluster(
-    resolved: ResolvedConfig, folder: RunFolder, attempt: int
+    resolved: ResolvedConfig, folder: RunFolder, attempt: int, total_steps: int
 ) -> AsyncIterator[Cluster]:
     """Start the actors of a run; end them whatever happened."""
     run_logger = get_run_logger()
     for notice in resolved.notices:
         run_logger.info(notice)
-    cluster = Cluster(resolved.config, folder=folder, attempt=attempt)
+    cluster = Cluster(resolved.config, folder=folder, attempt=attempt, total_steps=total_steps)
     try:
         await cluster.start()
         yield cluster

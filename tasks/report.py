@@ -1,5 +1,7 @@
 """What a person sees of a run: console lines, Prefect artifacts and events. Driver only."""
 
+import itertools
+import json
 import logging
 import time
 from pathlib import Path
@@ -87,6 +89,20 @@ class Reporter:
             await acreate_table_artifact(
                 key="metrics", table=self._rows, description=f"metrics of run {self._run_id}"
             )
+
+    async def generations(self, step: int, limit: int) -> None:
+        """Show the first `limit` responses of a validation (trainer.log_val_generations)."""
+        path = self._folder / "generations" / f"step-{step:04d}.jsonl"
+        if limit == 0 or not path.is_file():
+            return
+        with path.open(encoding="utf-8") as file:
+            lines = [json.loads(line) for line in itertools.islice(file, limit)]
+        shown = ("prompt", "responses", "ground_truth", "score")
+        await acreate_table_artifact(
+            key="generations",
+            table=[{name: line[name] for name in shown} for line in lines],
+            description=f"validation of step {step} of run {self._run_id}",
+        )
 
     def event(self, name: str, **payload: Any) -> None:
         """Emit `rollflow.<name>` about this run."""

@@ -7,6 +7,7 @@ Cluster.shutdown  the reverse; what belongs to the run is dead when it returns
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +26,9 @@ from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_qu
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, TransientError
+from rlcore.rollout.engine import EngineSpec
 from rlcore.trainer.run_folder import RunFolder
+from rlcore.types import CallKey
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +108,11 @@ async def hold_devices(config: RunConfig, holder: str) -> AsyncIterator[None]:
             ray.shutdown()
 
 
+def import_trainer() -> None:
+    """Import what phases need; runs in an executor."""
+    importlib.import_module("rlcore.trainer.base")
+
+
 class Cluster:
     """The actors of one attempt and the clients that reach them.
 
@@ -123,10 +131,13 @@ class Cluster:
     checkpoint_manager: CheckpointEngineManager
     executors: ExecutorPool
 
-    def __init__(self, config: RunConfig, *, folder: RunFolder, attempt: int) -> None:
+    def __init__(
+        self, config: RunConfig, *, folder: RunFolder, attempt: int, total_steps: int
+    ) -> None:
         self.config = config
         self.folder = folder
         self.attempt = attempt
+        self.total_steps = total_steps
         self.replicas: dict[str, ReplicaClient] = {}
         self._undo = contextlib.AsyncExitStack()
 
@@ -144,11 +155,13 @@ class Cluster:
             user_modules=self.config.trainer.user_modules,
             limits=PoolLimits(start_deadline_s=self.config.deadlines.start),
         )
-        self._undo.push_async_callback(self.executors.close)
-        await self.executors.start()
+        self._at_end("executors", self.executors.close)
+        await asyncio.to_thread(self.executors.start)
         starters = (self._start_buffer, self._start_training, self._start_replicas)
         started = await asyncio.gather(
-            *(asyncio.to_thread(start) for start in starters), return_exceptions=True
+            *(asyncio.to_thread(start) for start in starters),
+            *(self._warm_up_executor() for _ in range(NUM_EXECUTORS)),
+            return_exceptions=True,
         )
         for failure in started:
             if isinstance(failure, BaseException):
@@ -158,6 +171,14 @@ class Cluster:
             self.replicas,
             backend=self.config.actor_rollout_ref.rollout.checkpoint_engine.backend,
         )
+
+    async def _warm_up_executor(self) -> None:
+        """Import torch in an executor now, so that the first phase does not wait for it."""
+        key = CallKey(
+            run_id=self.folder.run_id, attempt=self.attempt, global_step=0, phase="warm_up"
+        )
+        deadline_s = self.config.deadlines.start
+        await self.executors.run(import_trainer, key=key, deadline_s=deadline_s)
 
     def _start_buffer(self) -> None:
         run_id, deadlines = self.folder.run_id, self.config.deadlines
@@ -180,6 +201,29 @@ class Cluster:
             start_s=deadlines.start,
         )
         self._at_end("queue host", stop_queue_host, run_id, self.attempt)
+
+    def _start_training(self) -> None:
+        self.training = start_training_group(
+            self.config,
+            run_id=self.folder.run_id,
+            attempt=self.attempt,
+            folder=self.folder.path,
+            total_steps=self.total_steps,
+            log_address=self.executors.log_address,
+        )
+        self._at_end("trainer", self.training.stop)
+
+    def _start_replicas(self) -> None:
+        spec = EngineSpec.from_config(self.config)
+        for index in range(self.config.actor_rollout_ref.rollout.num_replicas):
+            name = f"replica-{index}"
+            replica = start_replica(
+                spec, run_id=self.folder.run_id, attempt=self.attempt, name=name
+            )
+            self._at_end(name, replica.kill)
+            self.replicas[name] = replica
+        for replica in self.replicas.values():
+            replica.wait_ready(self.config.deadlines.start)
 
     def _at_end(self, what: str, action: Callable[..., Any], *args: Any) -> None:
         """Do `action` at the end; a process that is dead already is what was wanted."""

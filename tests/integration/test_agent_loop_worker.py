@@ -22,8 +22,8 @@ KEY = CallKey(run_id="run", attempt=1, global_step=1, phase="test")
 class Cluster:
     """One worker and what it talks to."""
 
-    def __init__(self, tmp_path, *, num_prompts, **replica):
-        config = tiny_config(tmp_path)
+    def __init__(self, tmp_path, *, num_prompts, session_deadline_s=600, **replica):
+        config = tiny_config(tmp_path, {"deadlines.session": session_deadline_s})
         dataset = load_dataset(config, "train")
         order = PromptOrder(num_rows=len(dataset), batch_size=1, shuffle=False, seed=0)
         self.specs = make_specs(
@@ -107,3 +107,20 @@ def test_a_killed_worker_is_reported_and_its_prompts_are_done_by_another(cluster
     # The dead worker's long poll still waits in the ledger: it must not get them again.
     assert (c.count("pending"), c.count("running")) == (2, 0)
     assert len(c.ledger.claim(1, "another", 8)) == 2
+
+
+def test_a_session_that_is_over_frees_its_request(cluster):
+    c = cluster(num_prompts=1, num_tokens=5, delay_s=60, session_deadline_s=0.5)
+
+    async def run():
+        await c.worker.ready(120)
+        c.ledger.feed(KEY, c.specs)
+        await c.until("failure", 1)
+        async with asyncio.timeout(30):
+            while ray.get(c.replica.num_running.remote(), timeout=10):
+                await asyncio.sleep(0.02)
+        return await c.worker.status(10)
+
+    status = asyncio.run(run())
+    assert (status.failed, status.failed_sessions, status.in_flight) == (1, 4, {"replica-0": 0})
+    assert "not finished after deadlines.session=0.5 s" in status.last_error

@@ -1,0 +1,16 @@
+"""The trainer modes that ship, one small file each, and how a mode is found by its name."""
+
+from rlcore.trainer import sync
+from rlcore.trainer.base import TRAINERS, PPOTrainer
+
+BUILT_IN = (sync.PPOTrainerSync,)
+"""Importing this module registers them; a user's own come from `trainer.user_modules`."""
+
+
+def get_trainer_cls(mode: str) -> type[PPOTrainer]:
+    """Return the class of `trainer.v1.trainer_mode` (verl's name).
+
+    Raises:
+        ConfigError: there is none; the message lists the known modes.
+    """
+    return TRAINERS.get(mode)

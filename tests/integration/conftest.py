@@ -1,0 +1,53 @@
+"""The tiny project that runs of the integration tests work in, and the command line as a child."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rlcore.data.prepare import prepare_tiny
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with the tiny model and data, in which commands run."""
+
+    root: Path
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        # Neither the user's Prefect nor the one of this pytest run.
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "RAY_"))}
+        return {**kept, "HF_HUB_OFFLINE": "1", "TMPDIR": str(self.root / "tmp"), **extra}
+
+    def start(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+        """Start `rollflow ARGUMENTS` in the project."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            cwd=self.root,
+            env=self.environment(**extra),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *arguments: str, timeout_s: float = 200, **extra: str) -> tuple[int, str]:
+        """Run `rollflow ARGUMENTS` to its end; return exit code and output."""
+        process = self.start(*arguments, **extra)
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            pytest.fail(f"{arguments} did not end within {timeout_s} s:\n{output[-4000:]}")
+        return process.returncode, output
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory) -> Project:
+    root = tmp_path_factory.mktemp("p")
+    prepare_tiny(root)
+    (root / "tmp").mkdir()
+    return Project(root)

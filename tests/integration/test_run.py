@@ -1,0 +1,159 @@
+"""The whole path on the tiny model: a run whose driver is killed in step 3 and that is resumed.
+
+Real CLI, embedded Prefect server, own Ray, TransferQueue, engine, trainer; looked at through what it
+leaves: the run folder and Prefect's database.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+import time
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlcore.tracking.curves import read_metrics
+
+STEPS = 4
+PHASES = [
+    "add_batch_to_generate",
+    "sample_batch",
+    "sleep_replicas",
+    "compute_reward",
+    "balance_batch",
+    "compute_old_log_probs",
+    "compute_advantage",
+    "update_actor",
+    "commit_step",
+]
+
+
+@pytest.fixture(scope="module")
+def resumed(project):
+    """Kill the driver once step 3 is reported, wait for all its processes to die, resume."""
+    arguments = ["grpo-tiny", f"trainer.total_training_steps={STEPS}", "seed=3"]
+    process = project.start("train", *arguments)
+    output = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        output.append(line)
+        if line.startswith(f"step    3/{STEPS}"):
+            break
+    else:
+        pytest.fail("the run ended before step 3:\n" + "".join(output)[-4000:])
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    (run,) = (path for path in (project.root / "runs").iterdir() if path.name != ".prefect")
+    code, text = project.run("resume", run.name)
+    assert code == 0, text[-4000:]
+    return run, alive, text
+
+
+def test_a_killed_driver_leaves_no_process(resumed):
+    _, alive, _ = resumed
+    assert [process.cmdline()[:3] for process in alive if process.is_running()] == []
+
+
+def test_the_resumed_run_is_a_second_attempt_that_goes_on_after_the_checkpoint(resumed):
+    run, _, _ = resumed
+    attempts = json.loads((run / "run.json").read_text())["attempts"]
+    assert [attempt.get("outcome") for attempt in attempts] == [None, "finished"]
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()]
+    # 0 is the start of attempt 1; attempt 2 starts from checkpoint 2 and repeats step 3.
+    assert steps == [0, 1, 2, 3, 2, 3, 4]
+    assert (run / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)
+    assert (run / "global_step_2" / "trainer.json").exists()
+
+
+def test_the_model_is_trained_and_loads_as_a_hugging_face_folder(resumed, project):
+    run, _, _ = resumed
+    trained = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(project.root / "models/tiny", dtype=torch.float32)
+    changes = [
+        float((a - b).abs().max())
+        for a, b in zip(trained.parameters(), base.parameters(), strict=True)
+    ]
+    # AdamW moves a weight by about lr a step at most: 4 steps of 1e-3.
+    assert 1e-5 < max(changes) < 5e-3
+    assert AutoTokenizer.from_pretrained(run / "model").chat_template
+
+
+def test_metrics_tell_an_on_policy_run(resumed):
+    run, _, _ = resumed
+    by_step = read_metrics(run / "metrics.jsonl")
+    for step in range(1, STEPS + 1):
+        metrics = by_step[step]
+        # One optimizer step per step from fresh weights: the ratio is 1 and nothing is clipped.
+        assert metrics["actor/pg_clipfrac"] == 0.0
+        assert abs(metrics["actor/ppo_kl"]) < 1e-6
+        assert metrics["training/prompts_fed"] == 4
+        assert metrics["training/rollout_probs_diff_max"] < 1e-3
+        assert 0 <= metrics["critic/score/mean"] <= 1
+        assert metrics["checkpoint_engine/version"] == step
+    assert [s for s, m in by_step.items() if "val-aux/accuracy" in m] == [0, 2, 4]
+    assert all(by_step[s]["val-aux/num_prompts"] == 16 for s in (0, 2, 4))
+
+
+def test_curves_and_generations_before_and_after_are_there(resumed):
+    run, _, _ = resumed
+    assert {path.name for path in (run / "curves").iterdir()} == {"reward.png", "accuracy.png"}
+    for step in (0, STEPS):
+        lines = [
+            json.loads(line) for line in (run / "generations" / f"step-{step:04d}.jsonl").open()
+        ]
+        assert len(lines) == 16
+        assert all(line["responses"][0] != "" and line["error"] is None for line in lines)
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_prefect_shows_one_page_per_step_and_one_task_run_per_phase(resumed, project):
+    database = sqlite3.connect(project.root / "runs" / ".prefect" / "prefect.db")
+    flows = database.execute("select name, state_name from flow_run order by start_time").fetchall()
+    names = [name for name, _ in flows]
+    assert [n for n in names if n.startswith("step-")] == [
+        "step-0001", "step-0002", "step-0003", "step-0003", "step-0004",
+    ]  # fmt: skip
+    assert names.count("rollout-producer-0") == 2
+    assert names.count("start-after-0000") == names.count("start-after-0002") == 1
+    tasks = [
+        name
+        for (name,) in database.execute(
+            "select name from task_run where state_name = 'Completed' order by start_time"
+        )
+    ]
+    of_step_4 = [name.removeprefix("step-0004/") for name in tasks if name.startswith("step-0004/")]
+    assert of_step_4 == [*PHASES, "save_checkpoint", "update_weights", "validate"]
+    assert [n for n in tasks if n.startswith("step-0001/")] == [
+        f"step-0001/{phase}" for phase in [*PHASES, "update_weights"]
+    ]
+
+
+def test_the_console_says_where_everything_is(resumed):
+    run, _, text = resumed
+    assert f"step    {STEPS}/{STEPS}" in text
+    for expected in (str(run / "model"), "accuracy before", "accuracy after", "rollflow ui"):
+        assert expected in text
+
+
+def test_evaluating_the_run_gives_the_accuracy_of_its_last_validation(resumed, project):
+    run, _, _ = resumed
+    last = read_metrics(run / "metrics.jsonl")[STEPS]["val-aux/accuracy"]
+    code, text = project.run("evaluate", run.name, "grpo-tiny")
+    assert code == 0, text[-4000:]
+    assert f"accuracy after  {last:.3f}" in text or f"accuracy before {last:.3f}" in text
+
+
+def test_nothing_is_left_in_shared_memory(resumed):
+    run, _, _ = resumed
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = [name for name in os.listdir("/dev/shm") if run.name in name]
+        if not left:
+            break
+        time.sleep(0.5)
+    assert left == []
