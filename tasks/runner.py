@@ -92,7 +92,10 @@ class PhaseFuture(PrefectConcurrentFuture[R]):
     async def aresult(self, raise_on_failure: bool = True) -> R:
         """Wait on a loop and return the body's result; raise what the body raised."""
         await self.wait_async()
-        return super().result(raise_on_failure=raise_on_failure)
+        if self._final_state is None:
+            return super().result()  # raises what the engine itself failed with
+        # result() would hand this to another thread's loop: 1 ms.
+        return cast("R", await self._final_state.aresult(raise_on_failure=raise_on_failure))
 
     async def wait_async(self) -> None:
         """Wait on a loop until the phase has ended, however it ended."""

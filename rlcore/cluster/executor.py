@@ -12,6 +12,7 @@ The pool belongs to no event loop: waiting is done on concurrent futures, killin
 
 import asyncio
 import concurrent.futures
+import itertools
 import logging
 import socket
 import threading
@@ -140,6 +141,7 @@ class ExecutorPool:
         self._log_server: LogServer | None = None
         self._reaper = concurrent.futures.ThreadPoolExecutor(size, "executor-reaper")
         self._is_closed = False
+        self._call_ids = itertools.count(1)
 
     @property
     def log_address(self) -> LogAddress:
@@ -210,7 +212,7 @@ class ExecutorPool:
         self._check_attempt(key)
         payload = dump_call(fn, args, kwargs or {}, limit=self.limits.payload_bytes)
         slot = await self._acquire(key)
-        call_id = uuid.uuid4().hex
+        call_id = str(next(self._call_ids))
         log = self._server().open_call(call_id, on_log)
         try:
             ref = slot.actor.run.remote(payload, call_id, key, self.limits.payload_bytes)
