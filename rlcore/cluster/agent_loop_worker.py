@@ -39,7 +39,12 @@ class RayReplica:
     ) -> TokenOutput:
         """See LLMServer.generate; the session's deadline is round it."""
         reply = self._handle.generate.remote(request_id, prompt_ids, sampling_params)
-        return await await_reply(reply, what=f"{self._name}.generate", deadline_s=None)
+        try:
+            return await await_reply(reply, what=f"{self._name}.generate", deadline_s=None)
+        except asyncio.CancelledError:
+            # The session is over; its slot must not go on.
+            ray.cancel(reply)
+            raise
 
     async def partial(self, request_id: str) -> TokenOutput | None:
         """See LLMServer.partial; None also when the replica is too busy to tell."""

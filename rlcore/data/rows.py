@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import types
 
 from rlcore.errors import DataError
 
 
 def check_columns(table: pa.Table, origin: str, *, prompt_key: str, data_source_key: str) -> None:
-    """Check that the needed columns are there with a usable type.
+    """Check that the needed columns are there, and that every value can go into the journal.
 
     Raises:
-        DataError: names the file, the missing columns and those that are there.
+        DataError: names the file, the missing columns and those that are there, or a column of
+            times, bytes or the like.
     """
     needed = [prompt_key, data_source_key, "reward_model"]
     missing = [name for name in needed if name not in table.column_names]
@@ -22,6 +24,25 @@ def check_columns(table: pa.Table, origin: str, *, prompt_key: str, data_source_
             f"{', '.join(table.column_names)} (data.prompt_key and data.reward_fn_key name the "
             "first two)"
         )
+    for field in table.schema:
+        if not _is_json_type(field.type):
+            raise DataError(
+                f"{origin}: column {field.name} has type {field.type}; rows travel as JSON, so "
+                "make it text, numbers, lists or structs, or leave it out"
+            )
+
+
+def _is_json_type(kind: pa.DataType) -> bool:
+    """Tell whether values of an arrow type become JSON values as they are."""
+    if types.is_struct(kind):
+        return all(_is_json_type(field.type) for field in kind)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _is_json_type(kind.value_type)
+    if types.is_dictionary(kind):
+        return _is_json_type(kind.value_type)
+    plain = (types.is_null, types.is_boolean, types.is_integer, types.is_floating,
+             types.is_string, types.is_large_string)  # fmt: skip
+    return any(is_kind(kind) for is_kind in plain)
 
 
 def check_row(

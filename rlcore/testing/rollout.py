@@ -52,12 +52,24 @@ class CountingReplica:
         self._dies_after = dies_after
         self._delay_s = delay_s
         self._partial: dict[str, TokenOutput] = {}
+        self._num_running = 0
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> TokenOutput:
         """Return what was scripted."""
         self.requests.append((request_id, len(prompt_ids), dict(sampling_params)))
+        self._num_running += 1
+        try:
+            return await self._respond(request_id, sampling_params)
+        finally:
+            self._num_running -= 1
+
+    async def num_running(self) -> int:
+        """Return how many calls are under way."""
+        return self._num_running
+
+    async def _respond(self, request_id: str, sampling_params: dict[str, Any]) -> TokenOutput:
         if self._dies_after is not None:
             self._partial[request_id] = self._output(sampling_params, self._dies_after, "aborted")
             await asyncio.sleep(self._delay_s)

@@ -117,7 +117,9 @@ def test_a_session_that_is_over_frees_its_request(cluster):
         c.ledger.feed(KEY, c.specs)
         await c.until("failure", 1)
         async with asyncio.timeout(30):
-            while ray.get(c.replica.num_running.remote(), timeout=10):
+            while True:
+                if not ray.get(c.replica.num_running.remote(), timeout=10):
+                    break
                 await asyncio.sleep(0.02)
         return await c.worker.status(10)
 

@@ -1,4 +1,5 @@
 import pickle
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -96,6 +97,13 @@ def test_a_missing_column_is_named_with_those_that_are_there(read):
     del broken["reward_model"]
     with pytest.raises(DataError, match="column reward_model is missing; the file has data_source"):
         read([broken])
+
+
+def test_a_column_that_is_no_json_is_named(read):
+    read([row("x", weights=[0.5, None], nested=[{"a": {"b": True}}])])
+    for value, kind in [(datetime(2026, 1, 1), "timestamp"), (b"image", "binary")]:
+        with pytest.raises(DataError, match=f"column made has type .*{kind}.*rows travel as JSON"):
+            read([row("x", made={"at": [value]})])
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path, make_config, tokenizer):
