@@ -15,6 +15,7 @@ from ray.actor import ActorHandle
 from rlcore.checkpoint_engine.base import segment_path
 from rlcore.cluster.calls import wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.config import RunConfig
 from rlcore.training.spec import TrainingSpec
 from rlcore.types import CallKey, SampledBatch, WeightMeta
@@ -231,7 +232,8 @@ def start_training_group(
     spec = TrainingSpec.from_config(
         config, run_id=run_id, attempt=attempt, folder=folder, total_steps=total_steps
     )
-    handle: ActorHandle = TrainingWorkerActor.remote(  # pyright: ignore[reportAssignmentType]
+    actor = TrainingWorkerActor.options(runtime_env={"env_vars": COMPUTE_ENVIRONMENT})
+    handle: ActorHandle = actor.remote(
         spec,
         queue_deadline_s=config.deadlines.queue,
         user_modules=config.trainer.user_modules,

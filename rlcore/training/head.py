@@ -17,12 +17,17 @@ from torch import Tensor
 SLICE_ELEMENTS = 1 << 21
 """Logits of one slice: 8 MiB as float32, which stays in cache."""
 
+MIN_SLICE_WIDTH = 256
+"""Below this the matrix products are too small to be fast."""
+
 
 def linear_logp_entropy(
     hidden: Float[Tensor, "M E"],
     weight: Float[Tensor, "V E"],
     ids: Int[Tensor, " M"],
     temperature: float,
+    *,
+    slice_elements: int = SLICE_ELEMENTS,
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
     """Return log_softmax(hidden weight^T / temperature) at `ids` and the entropy, in nats.
 
@@ -32,7 +37,8 @@ def linear_logp_entropy(
     device = hidden.device.type
     on = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if on else weight.dtype
-    return _LinearLogp.apply(hidden, weight, ids, temperature, dtype)  # type: ignore[return-value]
+    width = max(slice_elements // max(len(ids), 1), MIN_SLICE_WIDTH)
+    return _LinearLogp.apply(hidden, weight, ids, temperature, dtype, width)  # type: ignore[return-value]
 
 
 class _LinearLogp(torch.autograd.Function):
@@ -44,6 +50,7 @@ class _LinearLogp(torch.autograd.Function):
         ids: Tensor,
         temperature: float,
         dtype: torch.dtype,
+        width: int,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         narrow = hidden.to(dtype)
@@ -51,7 +58,7 @@ class _LinearLogp(torch.autograd.Function):
         log_sums: list[Tensor] = []
         means: list[Tensor] = []
         with torch.autocast(hidden.device.type, enabled=False):
-            for start, stop in _slices(len(ids), len(weight)):
+            for start, stop in _slices(len(weight), width):
                 logits = _logits(narrow, weight[start:stop], temperature, wide)
                 log_sums.append(logits.logsumexp(-1))
                 is_here = (ids >= start) & (ids < stop)
@@ -64,18 +71,19 @@ class _LinearLogp(torch.autograd.Function):
         mean = ((by_slice - log_sum[:, None]).exp() * torch.stack(means, -1)).sum(-1)
         entropy = log_sum - mean
         ctx.save_for_backward(narrow, weight, ids, log_sum, mean)
-        ctx.temperature, ctx.wide, ctx.hidden_dtype = temperature, wide, hidden.dtype
+        ctx.temperature, ctx.wide, ctx.width = temperature, wide, width
+        ctx.hidden_dtype = hidden.dtype
         ctx.set_materialize_grads(False)
         return chosen - log_sum, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None, None, None]:
         narrow, weight, ids, log_sum, mean = ctx.saved_tensors
         grad_logp, grad_entropy = grads
         grad_hidden = torch.zeros_like(narrow, dtype=ctx.wide)
         grad_weight = torch.empty_like(weight)
         rows = torch.arange(len(ids), device=ids.device)
-        for start, stop in _slices(len(ids), len(weight)):
+        for start, stop in _slices(len(weight), ctx.width):
             part = weight[start:stop]
             logits = _logits(narrow, part, ctx.temperature, ctx.wide)
             p = (logits - log_sum[:, None]).exp_()
@@ -91,12 +99,12 @@ class _LinearLogp(torch.autograd.Function):
             small = grad.div_(ctx.temperature).to(narrow.dtype)
             grad_hidden += small @ part.to(narrow.dtype)
             grad_weight[start:stop] = small.t() @ narrow
-        return grad_hidden.to(ctx.hidden_dtype), grad_weight, None, None, None
+        return grad_hidden.to(ctx.hidden_dtype), grad_weight, None, None, None, None
 
 
-def _slices(num_tokens: int, vocabulary: int) -> list[tuple[int, int]]:
-    step = max(SLICE_ELEMENTS // max(num_tokens, 1), 256)
-    return [(start, min(start + step, vocabulary)) for start in range(0, vocabulary, step)]
+def _slices(vocabulary: int, width: int) -> list[tuple[int, int]]:
+    starts = range(0, vocabulary, width)
+    return [(start, min(start + width, vocabulary)) for start in starts]
 
 
 def _logits(narrow: Tensor, weight: Tensor, temperature: float, wide: torch.dtype) -> Tensor:

@@ -77,7 +77,12 @@ def padded_layout(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> Lay
     )
 
 
-def packed_layout(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> Layout:
+def packed_layout(
+    prompts: Sequence[Tensor],
+    responses: Sequence[Tensor],
+    *,
+    max_block_pairs: int = MAX_BLOCK_PAIRS,
+) -> Layout:
     """Return all rows in one line in which every shared piece of a prompt stands once."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(prompts):
@@ -107,7 +112,7 @@ def packed_layout(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> Lay
                 segments[2].append(_Segment(context, own))
             predictors[row] = torch.cat([context[-1:], own[:-1]])[:length]
             cursor += length
-    blocks = [block for level in segments for block in _blocks(level)]
+    blocks = [block for level in segments for block in _blocks(level, max_block_pairs)]
     return Layout(
         model_inputs={
             "input_ids": torch.cat(pieces)[None],
@@ -129,15 +134,15 @@ def _shared_length(prompts: list[tuple[int, ...]]) -> int:
     return shortest
 
 
-def _blocks(segments: list[_Segment]) -> list[AttentionBlock]:
+def _blocks(segments: list[_Segment], max_pairs: int) -> list[AttentionBlock]:
     """Batch segments of similar length; long ones are cut along their queries."""
     pending = sorted(segments, key=lambda s: (len(s.own), len(s.context)), reverse=True)
     blocks: list[AttentionBlock] = []
     while pending:
         num_keys = len(pending[0].context) + len(pending[0].own)
         num_queries = len(pending[0].own)
-        if num_queries * num_keys > MAX_BLOCK_PAIRS:
-            step = max(MAX_BLOCK_PAIRS // num_keys, 1)
+        if num_queries * num_keys > max_pairs:
+            step = max(max_pairs // num_keys, 1)
             starts = range(0, num_queries, step)
             blocks += [_block(pending[:1], start, start + step) for start in starts]
             pending = pending[1:]
@@ -146,7 +151,7 @@ def _blocks(segments: list[_Segment]) -> list[AttentionBlock]:
         for segment in pending[1:]:
             num_keys = max(num_keys, len(segment.context) + len(segment.own))
             # A segment of under half the queries would be mostly padding.
-            fits = (taken + 1) * num_queries * num_keys <= MAX_BLOCK_PAIRS
+            fits = (taken + 1) * num_queries * num_keys <= max_pairs
             if not fits or 2 * len(segment.own) < num_queries:
                 break
             taken += 1
