@@ -233,7 +233,7 @@ def start_training_group(
         config, run_id=run_id, attempt=attempt, folder=folder, total_steps=total_steps
     )
     actor = TrainingWorkerActor.options(runtime_env={"env_vars": COMPUTE_ENVIRONMENT})
-    handle: ActorHandle = actor.remote(
+    handle: ActorHandle = actor.remote(  # pyright: ignore[reportAssignmentType]
         spec,
         queue_deadline_s=config.deadlines.queue,
         user_modules=config.trainer.user_modules,

@@ -47,7 +47,7 @@ def test_aggregation_by_hand(mode: AggMode, value: float):
 def test_aggregation_with_a_constant_divisor():
     loss = agg_loss(X, MASK, "seq-mean-token-sum-norm", loss_scale_factor=10)
     assert loss.item() == pytest.approx(0.45)
-    with pytest.raises((ValueError, TypeError), match="unknown loss_agg_mode 'mean'|Type-check"):
+    with pytest.raises((ValueError, TypeError), match=r"unknown loss_agg_mode|Type-check"):
         agg_loss(X, MASK, "mean")  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def test_kl_by_hand():
         assert value[0, :2].tolist() == pytest.approx(expected[kind[:2]])
         assert logp.grad.tolist() == [[0.5, -2.0, 0]]
     assert kl_estimate(d, zero, mask, "k3", value_clamp=1.0)[0, 1].item() == 1
-    with pytest.raises((ValueError, TypeError), match="unknown KL estimator 'k4'|Type-check"):
+    with pytest.raises((ValueError, TypeError), match=r"unknown KL estimator|Type-check"):
         kl_estimate(d, zero, mask, "k4")  # type: ignore[arg-type]
 
 

@@ -1,0 +1,102 @@
+"""The training worker as a Ray actor: rows from the queue, weights to shared memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlcore.buffer.transfer_queue import QueueClient
+from rlcore.checkpoint_engine.segment import read_tensors
+from rlcore.cluster.queue_host import start_queue_host, stop_queue_host
+from rlcore.cluster.training_worker import TrainingGroup, start_training_group
+from rlcore.config import load_config
+from rlcore.errors import ActorUnavailableError, FencedError
+from rlcore.testing.tiny_model import build_tiny_model
+from rlcore.types import CallKey, SampledBatch
+
+pytestmark = pytest.mark.integration
+RUN = "training-run"
+TRAIN = f"{RUN}/train"
+
+
+@dataclass
+class Bench:
+    group: TrainingGroup
+    queue: QueueClient
+    batch: SampledBatch
+
+
+@pytest.fixture(scope="module")
+def bench(ray_session, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    build_tiny_model(folder / "model", num_layers=1, width=32)
+    config = load_config(
+        "grpo-tiny", {"actor_rollout_ref.model.path": str(folder / "model"), "ray.num_threads": 1}
+    )
+    host = start_queue_host(RUN, 1)
+    group = start_training_group(config, run_id=RUN, attempt=1, folder=folder)
+    keys = [f"u{i // 4}_{i % 4}_0" for i in range(16)]
+    rows = [
+        {
+            "prompts": np.arange(4, 10) + i // 4,
+            "responses": np.arange(5, 6 + i % 3),
+            "response_mask": np.ones(1 + i % 3, dtype=np.int64),
+            "rollout_log_probs": np.full(1 + i % 3, -4.5, dtype=np.float32),
+        }
+        for i in range(16)
+    ]
+    host.put_rows(1, TRAIN, keys, rows, [{} for _ in keys])
+    tags = [{"uid": key[:2], "seq_len": 7 + i % 3} for i, key in enumerate(keys)]
+    batch = SampledBatch(
+        lease_id="l1", global_step=1, inner_step=0, uids=["u0", "u1", "u2", "u3"],
+        keys=keys, tags=tags, metrics={},
+    )  # fmt: skip
+    yield Bench(group, QueueClient(deadline_s=20), batch)
+    group.stop()
+    stop_queue_host(RUN, 1)
+
+
+def call_key(phase: str, step: int = 1) -> CallKey:
+    return CallKey(run_id=RUN, attempt=1, global_step=step, phase=phase)
+
+
+def test_a_step_on_rows_of_the_queue(bench: Bench, tmp_path: Path):
+    group, queue, batch = bench.group, bench.queue, bench.batch
+    before = group.publish_weights(call_key("update_weights", step=0))
+    metrics = group.compute_log_prob(call_key("compute_old_log_probs"), TRAIN, batch)
+    columns = queue.get(TRAIN, batch.keys, ["old_log_probs", "entropy", "responses"])
+    assert [len(row) for row in columns["old_log_probs"]] == [1 + i % 3 for i in range(16)]
+    assert metrics["actor/entropy"] == pytest.approx(torch.cat(columns["entropy"]).mean().item())
+    gap = (-4.5 - torch.cat(columns["old_log_probs"])).mean().item()
+    assert metrics["rollout_corr/kl"] == pytest.approx(gap, rel=1e-4)
+    advantages = [torch.full((1 + i % 3,), i % 4 - 1.5) for i in range(16)]
+    queue.put(TRAIN, batch.keys, {"advantages": advantages})
+    updated = group.update_actor(call_key("update_actor"), TRAIN, batch)
+    assert updated["actor/optimizer_steps"] == 1 and updated["actor/grad_norm"] > 0
+    assert group.update_actor(call_key("update_actor"), TRAIN, batch) == updated
+    after = group.publish_weights(call_key("update_weights"))
+    assert (before.version, after.version) == (0, 1) and before.checksum != after.checksum
+    assert dict(read_tensors(after))["model.norm.weight"].dtype == torch.float32
+    group.save_checkpoint(call_key("save_checkpoint"), tmp_path / "actor")
+    group.load_checkpoint(call_key("load_checkpoint"), tmp_path / "actor")
+    group.export_hf(call_key("export"), tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").is_file()
+    assert group.state()["applied"] == (1, 0) and group.state()["num_threads"] == 1
+    lengths = group.balance_metrics(batch)
+    assert (lengths["global_seqlen/min"], lengths["global_seqlen/max"]) == (7, 9)
+
+
+def test_errors_arrive_as_ours(bench: Bench):
+    other = CallKey(run_id="another", attempt=1, global_step=1)
+    with pytest.raises(FencedError, match="belongs to run training-run"):
+        bench.group.publish_weights(other)
+
+
+def test_a_dead_worker_is_named_and_its_segment_removed(bench: Bench):
+    meta = bench.group.publish_weights(call_key("update_weights", step=2))
+    bench.group.stop()
+    assert not Path(meta.path).exists()
+    with pytest.raises(ActorUnavailableError, match="trainer rank 0: state"):
+        bench.group.state()
