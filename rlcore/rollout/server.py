@@ -16,6 +16,7 @@ with the new weights, their keys and values of older weights kept.
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -23,7 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlcore.errors import ActorUnavailableError, DeadlineExceededError, RLCoreError, RolloutError
+from rlcore.errors import (
+    ActorUnavailableError,
+    ConfigError,
+    DeadlineExceededError,
+    RLCoreError,
+    RolloutError,
+)
 from rlcore.fencing import Fence
 from rlcore.rollout.engine import Engine, EngineRequest
 from rlcore.rollout.sampling_params import SamplingParams
@@ -237,6 +244,7 @@ class LLMServer:
         engine = self._engine
         return {
             "name": self.name,
+            "pid": os.getpid(),
             "state": self.state,
             "error": "" if self._error is None else repr(self._error),
             "weight_version": None if engine is None else engine.weight_version,
@@ -252,6 +260,7 @@ class LLMServer:
         """Return when the engine is built.
 
         Raises:
+            ConfigError: the configuration does not let it.
             ActorUnavailableError: it could not be.
             DeadlineExceededError: it was not in time.
         """
@@ -267,10 +276,16 @@ class LLMServer:
     # Caller's side
 
     def _raise_if_dead(self) -> None:
-        if self._error is not None:
-            raise ActorUnavailableError(f"{self.name} is dead: {self._error!r}") from self._error
-        if self._stopping:
-            raise ActorUnavailableError(f"{self.name} was closed")
+        if self._error is not None or self._stopping:
+            raise self._death()
+
+    def _death(self) -> Exception:
+        """What callers get from now on: a user's mistake as it is, else something to retry."""
+        if self._error is None:
+            return ActorUnavailableError(f"{self.name} was closed")
+        if isinstance(self._error, ConfigError):
+            return self._error
+        return ActorUnavailableError(f"{self.name} is dead: {self._error!r}")
 
     async def _control(
         self, key: CallKey, action: Callable[[Engine], Any], what: str, *, drain: bool = False
@@ -440,9 +455,6 @@ class LLMServer:
             self._commands.clear()
             self._parked.clear()
             self._running.clear()
-        error = ActorUnavailableError(
-            f"{self.name} was closed" if self._error is None else
-            f"{self.name} is dead: {self._error!r}"
-        )  # fmt: skip
+        error = self._death()
         for waiter in waiters:
             waiter.set_exception(error)

@@ -13,6 +13,7 @@ of the row has weight zero exactly. The last block is cut to the columns in use 
 to give the same bits on this machine (`narrow_widths`): memory traffic is what attention costs.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class SlotCache(Cache):
         self._values: list[Tensor] = []
         self._mask = torch.empty(0)
         self._last_widths = (
-            *narrow_widths(num_slots, num_heads, group, head_size, dtype),
+            *narrow_widths(num_slots, num_heads, group, head_size, dtype, torch.get_num_threads()),
             BLOCK_WIDTH,
         )
         self._row_offsets = torch.arange(num_slots) * self.num_columns
@@ -231,13 +232,15 @@ def _blockwise_attention(
     return total.to(query.dtype)
 
 
+@cache
 def narrow_widths(
-    num_slots: int, num_heads: int, group: int, head_size: int, dtype: torch.dtype
+    num_slots: int, num_heads: int, group: int, head_size: int, dtype: torch.dtype, threads: int
 ) -> tuple[int, ...]:
     """Widths below W whose attention equals that over W columns bit for bit, on this machine.
 
     Tried on random numbers, enough of them: where a kernel adds in another order, about one result
-    in 10 (float32) to 10,000 (bfloat16) differs, and 200,000 and more are compared.
+    in 10 (float32) to 10,000 (bfloat16) differs, and 200,000 and more are compared. `threads` is
+    the process's thread count: a part of the question only.
     """
     generator = torch.Generator().manual_seed(0)
     shape = (num_slots, num_heads, BLOCK_WIDTH, head_size)

@@ -309,7 +309,7 @@ def _load_model(path: str, dtype: str, trust_remote_code: bool) -> PreTrainedMod
             attn_implementation=ATTENTION_NAME,
             trust_remote_code=trust_remote_code,
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"actor_rollout_ref.model.path: cannot load {path}: {error}") from error
     model.requires_grad_(False)
     return model.eval()

@@ -1,0 +1,79 @@
+"""Tiny random models, one of each type per run."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlcore.rollout.engine import EngineRequest
+from rlcore.rollout.sampling_params import SamplingParams
+from rlcore.rollout.transformers_engine import TransformersEngine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Two threads on tensors this small mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A random Llama with grouped heads; EOS is token 2."""
+    folder = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=96, intermediate_size=192, num_hidden_layers=2,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        initializer_range=0.15,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engines(model_folder):
+    """Make an engine per type, used again by every test: they end with nothing in flight."""
+    made = {}
+
+    def get(dtype="float32"):
+        if dtype not in made:
+            made[dtype] = TransformersEngine(str(model_folder), dtype, 16, 256, 1)
+        return made[dtype]
+
+    return get
+
+
+@pytest.fixture
+def run():
+    """Run requests to the end; `arrivals` maps a step number to what is added before it."""
+
+    def run_to_the_end(engine, arrivals):
+        arrivals = dict(arrivals)
+        outputs, step = {}, 0
+        while arrivals or engine.in_flight:
+            for item in arrivals.pop(step, []):
+                engine.check(item)
+                engine.add(item)
+            outputs.update(engine.step())
+            step += 1
+            assert step < 2000
+        return outputs
+
+    return run_to_the_end
+
+
+@pytest.fixture
+def request_of():
+    """Make an engine request."""
+
+    def make(name, prompt, **params):
+        defaults = {"max_tokens": 24, "seed": abs(hash(name)) % 1000, "ignore_eos": True}
+        return EngineRequest(
+            request_id=name, prompt_ids=list(prompt), params=SamplingParams(**defaults | params)
+        )
+
+    return make
