@@ -62,6 +62,9 @@ def _embedded(home: Path, given: Mapping[str, str]) -> dict[str, str]:
         # The default of 20 s is short on a busy machine of two cores.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # The console shows one line per step; everything is in the UI, and on the console with
+        # PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL=INFO.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
     }
     kept = {key: given[key] for key in wanted if key in given}
     return {

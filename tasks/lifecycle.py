@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prefect import get_run_logger, tags
+from prefect.task_runners import TaskRunner
 
 from rlcore.cluster.start import Cluster, hold_devices
 from rlcore.config import ResolvedConfig, RunConfig, resolve_config
@@ -26,13 +27,13 @@ from rlcore.tracking.curves import draw_curves, read_metrics
 from rlcore.trainer.base import PPOTrainer, TrainerResources
 from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore, checkpoint_from_path
 from rlcore.trainer.modes import get_trainer_cls
-from rlcore.trainer.phases import Metrics, Phase
+from rlcore.trainer.phases import Metrics, Phase, PhaseResult
 from rlcore.trainer.run_folder import RunFolder, new_run_id
 from rlcore.types import BatchRef, CallKey
 from tasks.deadlines import PhaseDeadlines
 from tasks.phases import PHASE_TASKS
 from tasks.report import Reporter
-from tasks.runner import PhaseRunner
+from tasks.runner import PhaseFuture, PhaseRunner
 from tasks.weights import TaskCheckpointManager
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ class ActiveRun:
         self.cluster = cluster
         self.total_steps = config.total_steps(rows)
         self.deadlines = PhaseDeadlines(config)
-        self.runner = PhaseRunner(cluster.executors)
+        # Prefect types a runner by its futures; ours are not those of RayTaskRunner.
+        self.runner = cast("TaskRunner[Any]", PhaseRunner(cluster.executors))
         self.stop = asyncio.Event()
         resources = TrainerResources(
             folder=folder,
@@ -77,9 +79,10 @@ class ActiveRun:
         )
         mode = config.trainer.v1.trainer_mode
         self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)
-        self.trainer.checkpoint_manager = TaskCheckpointManager(
+        self._manager = TaskCheckpointManager(
             cluster.checkpoint_manager, key=self.key, deadline_s=self.deadlines.for_phase
         )
+        self.trainer.checkpoint_manager = self._manager
         self.reporter = Reporter(
             run_id=folder.run_id,
             folder=folder.path,
@@ -122,7 +125,8 @@ class ActiveRun:
         call = PHASE_TASKS[phase.name].with_options(timeout_seconds=deadline_s)
         key = self.key(phase.name, inner_step)
         began = time.monotonic()
-        result = await call.submit(self.trainer, phase, key, batch, deadline_s).aresult()
+        future = call.submit(self.trainer, phase, key, batch, deadline_s)
+        result: PhaseResult = await cast("PhaseFuture[PhaseResult]", future)
         seconds = time.monotonic() - began
         self.deadlines.record(phase.name, seconds)
         self.trainer.state = result.state
@@ -170,7 +174,7 @@ class ActiveRun:
         step = self.trainer.global_steps
         self._metrics["training/global_step"] = float(step)
         self._metrics["timing_s/step"] = time.monotonic() - self._step_began
-        update = self.trainer.checkpoint_manager.last_update
+        update = self._manager.last_update
         for name in ("bytes", "seconds", "gb_per_s", "version"):
             if name in update:
                 self._metrics[f"checkpoint_engine/{name}"] = float(update[name])
@@ -271,7 +275,7 @@ async def open_run(
         token = _ACTIVE.set(run)
         stack.callback(_ACTIVE.reset, token)
         stack.callback(run.close)
-        # Seen on the pages of this run; the flow run itself exists before its configuration is read.
+        # On the pages of this run; the flow run itself exists before its configuration is read.
         trainer = resolved.config.trainer
         stack.enter_context(tags(trainer.project_name, trainer.experiment_name, folder.run_id))
         await run.reporter.begin(run.trainer.global_steps)

@@ -1,6 +1,6 @@
 """One Prefect task per phase of a step; the body runs in an executor on a copy of the trainer."""
 
-from prefect import Task, task
+from prefect import Task
 from prefect.cache_policies import NO_CACHE
 
 from rlcore.cluster.executor import require_executor
@@ -34,7 +34,7 @@ def phase_body(
 
 def phase_task(phase: Phase) -> Task[..., PhaseResult]:
     """Return the Prefect task of a phase: named runs, retries with backoff, nothing stored."""
-    return task(
+    return Task(
         phase_body,
         name=phase.name,
         task_run_name=f"step-{{key.global_step:04d}}/{phase.name}",

@@ -121,7 +121,9 @@ class Reporter:
         text = "  ".join(f"{name} {value:.4g}" for name, value in _shown(metrics).items())
         logger.info("step %d/%d  %s", step, self._total, text)
         if self._prints:
-            self._console.print(f"step {step:>4}/{self._total}  {text}", highlight=False)
+            self._console.print(
+                f"step {step:>4}/{self._total}  {text}", highlight=False, soft_wrap=True
+            )
 
 
 def _shown(metrics: dict[str, float]) -> dict[str, float]:

@@ -3,20 +3,24 @@
 from collections.abc import Callable
 from typing import Any
 
-from prefect import task
+from prefect import Task
 from prefect.cache_policies import NO_CACHE
 
-from rlcore.trainer.base import WeightManager
+from rlcore.checkpoint_engine.manager import CheckpointEngineManager
+from rlcore.cluster.executor import require_executor
 from rlcore.types import CallKey
 from tasks.retry import PHASE_OPTIONS
 
 
-def manager_body(manager: WeightManager, method: str, key: CallKey, args: tuple[Any, ...]) -> Any:
+def manager_body(
+    manager: CheckpointEngineManager, method: str, key: CallKey, args: tuple[Any, ...]
+) -> Any:
     """Call one method of the plain manager; shipped to an executor."""
+    require_executor(f"checkpoint_manager.{method}")
     return getattr(manager.with_key(key), method)(*args)
 
 
-manager_call = task(
+manager_call = Task(
     manager_body,
     name="update_weights",
     task_run_name="step-{key.global_step:04d}/{method}",
@@ -34,7 +38,7 @@ class TaskCheckpointManager:
 
     def __init__(
         self,
-        manager: WeightManager,
+        manager: CheckpointEngineManager,
         *,
         key: Callable[[str], CallKey],
         deadline_s: Callable[[str], float],
@@ -75,5 +79,5 @@ class TaskCheckpointManager:
         self._call("resume_generation_replicas")
 
 
-def _same(manager: WeightManager) -> WeightManager:
+def _same(manager: CheckpointEngineManager) -> CheckpointEngineManager:
     return manager

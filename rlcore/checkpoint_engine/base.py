@@ -36,7 +36,7 @@ class Replica(Protocol):
         """Open the gate on the last committed weights."""
         ...
 
-    def abort(self, key: CallKey) -> None:
+    def abort(self, key: CallKey) -> object:
         """Stop all requests; clients keep what was generated."""
         ...
 

@@ -86,9 +86,10 @@ def cluster_device_lock(holder: str) -> Iterator[None]:
     Raises:
         DeviceLockError: another run holds them; names it.
     """
+    actor_class: Any = _Holder
     try:
         # An actor's name is unique in its namespace, so making one is an atomic take.
-        actor = _Holder.options(name=ACTOR_NAME, namespace=NAMESPACE).remote(holder)
+        actor: Any = actor_class.options(name=ACTOR_NAME, namespace=NAMESPACE).remote(holder)
         ray.get(actor.name.remote(), timeout=CALL_DEADLINE_S)
     except ValueError as error:
         raise DeviceLockError(
@@ -102,7 +103,7 @@ def cluster_device_lock(holder: str) -> Iterator[None]:
 
 def _current_holder() -> str:
     try:
-        actor = ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)
+        actor: Any = ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)
         return ray.get(actor.name.remote(), timeout=CALL_DEADLINE_S)
     except (ValueError, RayActorError, GetTimeoutError):
         return "a run that is just ending"

@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ def connect_ray(config: RunConfig) -> bool:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         options["address"] = address
     try:
-        ray.init(**options)
+        with _without_chatter():
+            ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"ray.address={address}: the cluster cannot be joined: {error}; start one with "
@@ -74,6 +75,21 @@ def connect_ray(config: RunConfig) -> bool:
         ray.shutdown()
         raise
     return True
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Keep Ray's warnings that it starts in a thread and with a token off the console."""
+    names = ("worker", "authentication.authentication_token_setup")
+    chatty = [logging.getLogger(f"ray._private.{name}") for name in names]
+    levels = [logger_.level for logger_ in chatty]
+    for logger_ in chatty:
+        logger_.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger_, level in zip(chatty, levels, strict=True):
+            logger_.setLevel(level)
 
 
 def _check_cpus(config: RunConfig) -> None:

@@ -105,7 +105,7 @@ def _response_texts(
     responses = queue.get(partition_id, keys, ["responses"])["responses"]
     tokenizer = prompts.tokenizer()
     return {
-        key: tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        key: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
         for key, ids in zip(keys, responses, strict=True)
     }
 

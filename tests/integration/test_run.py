@@ -1,7 +1,7 @@
 """The whole path on the tiny model: a run whose driver is killed in step 3 and that is resumed.
 
-Real CLI, embedded Prefect server, own Ray, TransferQueue, engine, trainer; looked at through what it
-leaves: the run folder and Prefect's database.
+Real CLI, embedded Prefect server, own Ray, TransferQueue, engine, trainer; looked at through what
+it leaves: the run folder and Prefect's database.
 """
 
 import json

@@ -48,8 +48,8 @@ def test_a_folder_that_cannot_be_made_is_a_config_error(tmp_path):
 def test_a_held_lock_names_its_holder_and_is_free_after_the_holder_died(tmp_path):
     path = tmp_path / "x.lock"
     code = (
-        "import sys, time; from pathlib import Path; from rlcore.trainer.run_folder import HeldLock\n"
-        f"with HeldLock(Path({str(path)!r}), holder='run alpha', what='the devices'):"
+        "import time; from pathlib import Path; from rlcore.trainer.run_folder import HeldLock\n"
+        f"with HeldLock(Path({str(path)!r}), holder='run alpha', what='it'):"
         " print('held', flush=True); time.sleep(60)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -57,9 +57,7 @@ def test_a_held_lock_names_its_holder_and_is_free_after_the_holder_died(tmp_path
         assert child.stdout is not None
         assert child.stdout.readline().strip() == "held"
         with (
-            pytest.raises(
-                DeviceLockError, match=rf"the devices is held by run alpha \(pid {child.pid}"
-            ),
+            pytest.raises(DeviceLockError, match=rf"held by run alpha \(pid {child.pid}"),
             HeldLock(path, holder="run beta", what="the devices"),
         ):
             pass
