@@ -5,6 +5,7 @@ The actor reads the columns of a leased batch from the queue, gives them to `Tra
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rlcore.cluster.calls import wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.config import RunConfig
+from rlcore.errors import ActorUnavailableError, DeadlineExceededError
 from rlcore.training.spec import TrainingSpec
 from rlcore.types import CallKey, SampledBatch, WeightMeta
 from rlcore.user_code import load_user_modules
@@ -189,10 +191,23 @@ class TrainingGroup:
         """
         self._call("export_hf", key, str(folder))
 
-    def stop(self) -> None:
-        """End every rank and remove the segment of weights."""
+    def stop(self, deadline_s: float = 10.0) -> None:
+        """End every rank, wait for its death, then remove the segment of weights.
+
+        Raises:
+            DeadlineExceededError: a rank still answers after `deadline_s`.
+        """
         for handle in self.handles:
             ray.kill(handle)
+        ends = time.monotonic() + deadline_s
+        for rank, handle in enumerate(self.handles):
+            # A kill returns before the process is gone, which could write the segment once more.
+            while _answers(handle, ends - time.monotonic()):
+                if time.monotonic() > ends:
+                    raise DeadlineExceededError(
+                        f"trainer rank {rank} lives {deadline_s:g} s after it was killed"
+                    )
+                time.sleep(0.05)
         segment_path(SHARED_MEMORY, self.run_id).unlink(missing_ok=True)
 
     def _call(self, method: str, *args: Any) -> Any:
@@ -202,6 +217,17 @@ class TrainingGroup:
             for rank, reply in enumerate(replies)
         ]
         return answers[0]
+
+
+def _answers(handle: ActorHandle, within_s: float) -> bool:
+    """Whether the actor's process is there, be it too busy to answer."""
+    try:
+        wait_for_reply(handle.state.remote(), what="trainer", deadline_s=max(within_s, 0.1))
+    except ActorUnavailableError:
+        return False
+    except DeadlineExceededError:
+        return True
+    return True
 
 
 def start_training_group(
