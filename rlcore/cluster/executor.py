@@ -5,7 +5,8 @@ caller hears of it, so that a retry never runs beside the old body; a new execut
 background. Ray itself never retries or restarts anything here.
 
     run()        waits for: an idle executor (acquire_deadline_s), then the body (deadline_s)
-    put down     waits for: the end of the dead process's log stream (death_deadline_s)
+    put down     waits for: the end of the dead process's log stream, on this host also for the
+                            process to be gone (death_deadline_s)
 
 The pool belongs to no event loop: waiting is done on concurrent futures, killing in a thread.
 """
@@ -14,7 +15,6 @@ import asyncio
 import concurrent.futures
 import itertools
 import logging
-import socket
 import threading
 import time
 import uuid
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
@@ -61,8 +62,6 @@ logger = logging.getLogger(__name__)
 FIRST_START_DELAY_S = 1.0
 MAX_START_FAILURES = 5
 STDERR_LINES = 20
-LAST_RECORDS_S = 1.0
-"""How long the last records of a body that has ended are waited for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +87,8 @@ class _Slot:
     actor: Any = None
     info: ExecutorInfo | None = None
     """None while the process starts."""
+    process: psutil.Process | None = None
+    """The process, if it is on this host."""
     key: CallKey | None = None
     busy_since: float = 0.0
     num_start_failures: int = 0
@@ -199,7 +200,8 @@ class ExecutorPool:
             kwargs: its named parameters.
             key: who calls; `current_key()` in the body.
             deadline_s: for the body once it runs; None for no limit.
-            on_log: gets the body's log records, in a thread.
+            on_log: gets the body's log records, in a thread; the last may come a moment after the
+                result, but never after the death of the process.
 
         Raises:
             PayloadTooLargeError: parameters or result are over the limit.
@@ -217,9 +219,10 @@ class ExecutorPool:
         try:
             ref = slot.actor.run.remote(payload, call_id, key, self.limits.payload_bytes)
             outcome = await self._reply(ref, slot, key, deadline_s, log)
-            if not log.ended.done():
-                await asyncio.wait({asyncio.wrap_future(log.ended)}, timeout=LAST_RECORDS_S)
-        finally:
+        except BaseException:
+            self._server().close_call(call_id)  # its process is dead: there are no more records
+            raise
+        if not outcome.has_records:
             self._server().close_call(call_id)
         return outcome.unwrap()
 
@@ -357,13 +360,24 @@ class ExecutorPool:
         if slot.actor is None or not ray.is_initialized():
             return  # the processes of a cluster that is shut down die with it
         ray.kill(slot.actor, no_restart=True)
-        deadline_s = self.limits.death_deadline_s
-        if slot.info is not None and not self._server().gone(slot.source).wait(deadline_s):
+        if slot.info is not None and not self._is_dead(slot):
             slot.start_error = f"{slot.info} did not die"
             raise RLCoreError(
-                f"{slot.info} did not die within {deadline_s:g} s of being killed; its phase is "
-                "not retried, since the old body may still run"
+                f"{slot.info} did not die within {self.limits.death_deadline_s:g} s of being "
+                "killed; its phase is not retried, since the old body may still run"
             )
+
+    def _is_dead(self, slot: _Slot) -> bool:
+        """Wait for the death of a killed process; say whether it came in time."""
+        deadline = time.monotonic() + self.limits.death_deadline_s
+        if not self._server().gone(slot.source).wait(self.limits.death_deadline_s):
+            return False
+        try:
+            if slot.process is not None:
+                slot.process.wait(max(0.1, deadline - time.monotonic()))
+        except psutil.TimeoutExpired:
+            return False
+        return True
 
     def _create(self, slot: _Slot) -> Any:
         slot.actor = ExecutorActor.remote(slot.source, self._server().address)
@@ -374,7 +388,7 @@ class ExecutorPool:
             if self._is_closed:
                 return
             slot.generation += 1
-            slot.info, slot.key = None, None
+            slot.info, slot.process, slot.key = None, None, None
             future = self._create(slot).future()
         future.add_done_callback(lambda done: self._on_started(slot, done))
 
@@ -406,7 +420,7 @@ class ExecutorPool:
             raise ExecutorDiedError("no executor can be started: " + "; ".join(self.status()))
 
     def _ready(self, slot: _Slot, info: ExecutorInfo) -> None:
-        slot.info = info
+        slot.info, slot.process = info, _local_process(info)
         slot.num_start_failures, slot.start_error = 0, ""
         self._release(slot)
 
@@ -436,6 +450,17 @@ def _log_host() -> str:
     return "127.0.0.1" if num_hosts == 1 else ray.util.get_node_ip_address()
 
 
+def _is_local(info: ExecutorInfo) -> bool:
+    return info.node_id == ray.get_runtime_context().get_node_id()
+
+
+def _local_process(info: ExecutorInfo) -> psutil.Process | None:
+    try:
+        return psutil.Process(info.pid) if _is_local(info) else None
+    except psutil.NoSuchProcess:  # dead already; its stream says so
+        return None
+
+
 def _unwrapped(error: BaseException) -> BaseException:
     cause = error.cause if isinstance(error, RayTaskError) else None
     return cause if isinstance(cause, BaseException) else error
@@ -449,7 +474,7 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
 
 def _write_stderr(info: ExecutorInfo | None, log: CallLog) -> None:
     """Add the last lines of a dead executor's standard error, where this host has the file."""
-    if info is None or not info.stderr_path or info.hostname != socket.gethostname():
+    if info is None or not info.stderr_path or not _is_local(info):
         return
     path = Path(info.stderr_path)
     text = path.read_text(errors="replace") if path.is_file() else ""

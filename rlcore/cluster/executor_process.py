@@ -11,7 +11,7 @@ import pickle
 import socket
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,8 @@ class ExecutorInfo:
     source: str
     pid: int
     hostname: str
+    node_id: str
+    """Ray's name of the host."""
     stderr_path: str
     """File that holds its standard error, on its host; empty if it has none."""
 
@@ -99,6 +101,8 @@ class Outcome:
     summary: str = ""
     """Type and message of the error; empty when there is none."""
     traceback: str = ""
+    has_records: bool = False
+    """Whether log records of the call are on their way."""
 
     def unwrap(self) -> Any:
         """Return the body's result.
@@ -171,6 +175,7 @@ class Executor:
             source=self._source,
             pid=os.getpid(),
             hostname=socket.gethostname(),
+            node_id=ray.get_runtime_context().get_node_id(),
             stderr_path=target if Path(target).is_file() else "",
         )
 
@@ -184,12 +189,11 @@ class Executor:
             result = fn(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = asyncio.run(_finish(result))
-            return Outcome(result=_dump_result(result, fn, limit))
+            outcome = Outcome(result=_dump_result(result, fn, limit))
         except BaseException as exc:  # noqa: BLE001 - a body may raise anything; it is reported
-            return _failed(exc)
-        finally:
-            _process.key = None
-            self._log.end_call()
+            outcome = _failed(exc)
+        _process.key = None
+        return replace(outcome, has_records=self._log.end_call())
 
 
 async def _finish(awaitable: Awaitable[Any]) -> Any:

@@ -18,7 +18,6 @@ import socketserver
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +65,6 @@ class CallLog:
     """What one executor call has logged so far."""
 
     sink: RecordSink | None
-    ended: Future[None] = field(default_factory=Future[None])
-    """Done when the executor said that the call has no more records."""
     tail: deque[str] = field(default_factory=lambda: deque[str](maxlen=TAIL_LINES))
     """The last lines, for the message about a killed executor."""
 
@@ -93,6 +90,7 @@ class StreamHandler(logging.Handler):
         self.call_id = ""
         """Set by the executor for the time of a call."""
         self._is_broken = False
+        self._has_records = False
         self._socket = socket.create_connection(
             (address.host, address.port), timeout=CONNECT_TIMEOUT_S
         )
@@ -104,6 +102,7 @@ class StreamHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record."""
+        self._has_records = self._has_records or bool(self.call_id)
         message = self.format(record)
         if len(message) > MAX_MESSAGE_CHARS:
             message = f"{message[:MAX_MESSAGE_CHARS]}... [{len(message)} characters]"
@@ -117,14 +116,17 @@ class StreamHandler(logging.Handler):
             }
         )
 
-    def end_call(self) -> None:
-        """Tell the driver that the current call has no more records."""
+    def end_call(self) -> bool:
+        """Tell the driver that the call has no more records; return whether it had any."""
         self.acquire()
         try:
-            self._send({"call_id": self.call_id, "end": True})
+            had_records, self._has_records = self._has_records, False
+            if had_records:
+                self._send({"call_id": self.call_id, "end": True})
             self.call_id = ""
         finally:
             self.release()
+        return had_records
 
     def _send(self, entry: dict[str, Any]) -> None:
         if self._is_broken:
@@ -223,7 +225,10 @@ class LogServer:
         self._thread.start()
 
     def open_call(self, call_id: str, sink: RecordSink | None) -> CallLog:
-        """Route the records of one executor call to `sink`, from the streams' threads."""
+        """Route the records of one executor call to `sink`, from the streams' threads.
+
+        The route lasts until the executor says that there are no more, or `close_call`.
+        """
         log = CallLog(sink=sink)
         with self._lock:
             self._calls[call_id] = log
@@ -246,8 +251,7 @@ class LogServer:
         with self._lock:
             call = self._calls.get(entry["call_id"])
         if entry.get("end"):
-            if call is not None:
-                call.ended.set_result(None)
+            self.close_call(entry["call_id"])
             return
         record = StreamRecord(
             source=source,

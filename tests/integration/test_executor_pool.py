@@ -50,6 +50,14 @@ class TwoArgumentsError(Exception):
         super().__init__(f"{one} {two}")
 
 
+def wait_until(is_done):
+    for _ in range(200):
+        if is_done():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited 2 s in vain")
+
+
 def raise_two_arguments():
     raise TwoArgumentsError(1, 2)
 
@@ -103,6 +111,7 @@ def test_a_cancelled_waiter_does_not_lose_the_executor(pool):
 def test_records_of_a_body_go_to_its_call(pool):
     records = []
     run(pool, log_and_sleep, "hello", 0.0, on_log=records.append)
+    wait_until(lambda: records)
     assert [(r.source, r.name, r.level, r.message) for r in records] == [
         ("executor-0.0", "rlcore.body", logging.WARNING, "hello")
     ]
