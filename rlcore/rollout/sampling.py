@@ -71,9 +71,13 @@ class SlotSampler:
         scores.sub_(scores.amax(dim=-1, keepdim=True))
         best = None if do_sample.all() else scores.argmax(dim=-1)
         weights = scores.exp_()
-        sums = self._padded.view(len(self._rows), -1, _BLOCK).sum(dim=-1)
-        cumulative = sums.double().cumsum(dim=-1)
-        tokens = self._inverse_cdf(cumulative, torch.from_numpy(uniforms))
+        if self._padded.shape[1] == _BLOCK:
+            cumulative = self._padded.cumsum(dim=-1, dtype=torch.float64)
+            tokens = _first_above(cumulative, torch.from_numpy(uniforms) * cumulative[:, -1])
+        else:
+            sums = self._padded.view(len(self._rows), -1, _BLOCK).sum(dim=-1)
+            cumulative = sums.cumsum(dim=-1, dtype=torch.float64)
+            tokens = self._inverse_cdf(cumulative, torch.from_numpy(uniforms))
         if best is not None:
             tokens = torch.where(torch.from_numpy(do_sample), tokens, best)
         chosen = weights[self._rows, tokens].double()
@@ -83,20 +87,19 @@ class SlotSampler:
     def _inverse_cdf(self, cumulative: Tensor, uniforms: Tensor) -> Tensor:
         """First token whose cumulative probability exceeds the uniform number: block, then place.
 
-        Both searches look for the first sum strictly above a target strictly below the total, so a
-        token of zero probability is never chosen, whatever the rounding of the sums.
+        A token of zero probability is never chosen, whatever the rounding of the sums.
         """
         target = uniforms * cumulative[:, -1]
-        target = torch.minimum(target, _just_below(cumulative[:, -1]))
-        block = (cumulative <= target[:, None]).sum(dim=-1)
-        before = torch.where(
-            block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)[:, None])[:, 0], 0.0
-        )
+        block = _first_above(cumulative, target)
+        before = cumulative.gather(1, (block - 1).clamp_(min=0)[:, None])[:, 0]
+        target -= before.masked_fill_(block == 0, 0.0)
         inside = self._padded.view(len(self._rows), -1, _BLOCK)[self._rows, block]
-        inside = inside.double().cumsum(dim=-1)
-        rest = torch.minimum(target - before, _just_below(inside[:, -1]))
-        return block * _BLOCK + (inside <= rest[:, None]).sum(dim=-1)
+        place = _first_above(inside.cumsum(dim=-1, dtype=torch.float64), target)
+        return block.mul_(_BLOCK).add_(place)
 
 
-def _just_below(x: Tensor) -> Tensor:
-    return torch.nextafter(x, torch.zeros((), dtype=x.dtype))
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """Per row the first column above `target`, the latter cut to just below the row's total."""
+    total = cumulative[:, -1]
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    return (cumulative <= target[:, None]).sum(dim=-1)

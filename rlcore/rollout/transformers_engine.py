@@ -42,7 +42,7 @@ MIN_SLOTS = 16
 PREFILL_BUCKET = 8
 """Prompts are padded to a multiple of this."""
 PREFILL_TOKENS = 512
-"""Tokens of a prefill batch, padding included: rows per bucket follow from it."""
+"""Tokens of a prefill batch at most, padding included: rows per bucket follow from it."""
 
 
 class TransformersEngine:
@@ -251,7 +251,7 @@ class TransformersEngine:
     def _prefill(self) -> None:
         """Prefill the oldest prompt and others of its bucket; a group's prompt once."""
         length = _padded(len(next(iter(self._to_prefill))))
-        num_rows = max(1, PREFILL_TOKENS // length)
+        num_rows = _prefill_rows(length)
         batch = [p for p in self._to_prefill if _padded(len(p)) == length][:num_rows]
         ids = torch.zeros(num_rows, length, dtype=torch.long)
         rows: list[int] = []
@@ -297,6 +297,11 @@ class TransformersEngine:
 
 def _padded(length: int) -> int:
     return -(-length // PREFILL_BUCKET) * PREFILL_BUCKET
+
+
+def _prefill_rows(length: int) -> int:
+    """Rows of a prefill batch: a power of two, since batches of prompts mostly are."""
+    return 1 << (max(1, PREFILL_TOKENS // length).bit_length() - 1)
 
 
 def _load_model(path: str, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
