@@ -18,29 +18,26 @@ import functools
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
-from uuid import UUID, uuid4
+from typing import Any, cast
+from uuid import uuid4
 
 import ray
 from prefect import Task
 from prefect.client.schemas.objects import RunInput, State, TaskRun
 from prefect.context import TaskRunContext
-from prefect.futures import PrefectConcurrentFuture, PrefectFuture
+from prefect.futures import PrefectFuture
 from prefect.logging.loggers import task_run_logger
 from prefect.states import Crashed
 from prefect.task_engine import run_task_async
-from prefect.utilities.annotations import quote
-from prefect.utilities.collections import StopVisiting, visit_collection
 from prefect_ray import RayTaskRunner
 
 from rlcore.cluster.executor import ExecutorPool, is_executor_process
 from rlcore.cluster.executor_process import RemoteTracebackError
 from rlcore.types import CallKey
 from tasks.log_relay import LogRelay
-
-R = TypeVar("R")
+from tasks.phase_future import PhaseFuture, running_loop, wait_for_upstreams
 
 NO_RUNNER = "Unable to determine task runner"
 """How Prefect's message begins when a task is submitted outside a flow."""
@@ -68,67 +65,6 @@ class _Shared:
     engines: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = field(default_factory=dict)
     retries: Counter[str] = field(default_factory=Counter[str])
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class PhaseFuture(PrefectConcurrentFuture[R]):
-    """A submitted phase: `await future` on a loop, `future.result()` in a thread.
-
-    `await` returns the body's result or raises what it raised; cancelling the await leaves the
-    phase running (the flow's end cancels it).
-    """
-
-    def __init__(
-        self,
-        task_run_id: UUID,
-        wrapped_future: "concurrent.futures.Future[Any]",
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        super().__init__(task_run_id, wrapped_future)
-        self._loop = loop
-
-    def __await__(self) -> Generator[Any, None, R]:
-        return self.aresult().__await__()
-
-    async def aresult(self, raise_on_failure: bool = True) -> R:
-        """Wait on a loop and return the body's result; raise what the body raised."""
-        await self.wait_async()
-        if self._final_state is None:
-            return super().result()  # raises what the engine itself failed with
-        # result() would hand this to another thread's loop: 1 ms.
-        return cast("R", await self._final_state.aresult(raise_on_failure=raise_on_failure))
-
-    async def wait_async(self) -> None:
-        """Wait on a loop until the phase has ended, however it ended."""
-        if not self.wrapped_future.done():
-            await asyncio.wait({asyncio.wrap_future(self.wrapped_future)})
-        if self.wrapped_future.exception() is None:
-            self._final_state = cast("State[R]", self.wrapped_future.result())
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait in a thread.
-
-        Raises:
-            RuntimeError: called on the flow's loop, which runs the phase and would stand still.
-        """
-        self._refuse_on_loop("wait()")
-        super().wait(timeout)
-
-    def result(self, timeout: float | None = None, raise_on_failure: bool = True) -> R:
-        """Return the body's result, waiting for it in a thread.
-
-        Raises:
-            RuntimeError: called on the flow's loop before the phase has ended.
-            Exception: what the body raised.
-        """
-        self._refuse_on_loop("result()")
-        return super().result(timeout, raise_on_failure)
-
-    def _refuse_on_loop(self, what: str) -> None:
-        if not self.wrapped_future.done() and _running_loop() is self._loop:
-            raise RuntimeError(
-                f"{what} of a phase that has not ended would block the flow's event loop, on which "
-                "the phase is run: use `await future` (or call it in a thread)"
-            )
 
 
 class PhaseRunner(RayTaskRunner[Any]):
@@ -170,7 +106,7 @@ class PhaseRunner(RayTaskRunner[Any]):
         self._required_pool()
         if not ray.is_initialized():
             raise RuntimeError("Ray is not up: the driver calls ray.init before it starts a flow")
-        loop = _running_loop()
+        loop = running_loop()
         if loop is None:
             raise RuntimeError("a PhaseRunner runs phases on the flow's loop: make the flow async")
         super(RayTaskRunner, self).__enter__()  # RayTaskRunner's own would call ray.init
@@ -244,7 +180,7 @@ class PhaseRunner(RayTaskRunner[Any]):
         wait_list = wait_for if isinstance(wait_for, PrefectFuture) else list(wait_for or ())
 
         async def drive() -> State[Any]:
-            await _wait_for_upstreams((parameters, wait_list))
+            await wait_for_upstreams((parameters, wait_list))
             state = await run_task_async(
                 task=self._with_remote_body(task),
                 task_run_id=task_run_id,
@@ -257,7 +193,7 @@ class PhaseRunner(RayTaskRunner[Any]):
 
         start = functools.partial(self._start, loop, task.name, drive, ended)
         context = contextvars.copy_context()
-        if _running_loop() is loop:
+        if running_loop() is loop:
             start(context)
         else:
             loop.call_soon_threadsafe(start, context)
@@ -393,29 +329,3 @@ def _log_failed_try(task_run: TaskRun, task: Task[..., Any], error: Exception) -
         detail = f"{detail}\n{remote.args[0]}"
     logger = task_run_logger(task_run, task)
     logger.error("Try %d failed with %s: %s", task_run.run_count, type(error).__name__, detail)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-async def _wait_for_upstreams(inputs: Any) -> None:
-    """Wait until all futures in `inputs` have ended, so that the engine's waits do not block."""
-    futures: list[PrefectFuture[Any]] = []
-
-    def collect(expr: Any, context: dict[str, Any]) -> Any:
-        if isinstance(context.get("annotation"), quote):
-            raise StopVisiting
-        if isinstance(expr, PrefectFuture):
-            futures.append(expr)
-        return expr
-
-    visit_collection(inputs, visit_fn=collect, return_data=False, max_depth=-1, context={})
-    for future in futures:
-        if isinstance(future, PhaseFuture):
-            await future.wait_async()
-        else:
-            await asyncio.to_thread(future.wait)
