@@ -45,7 +45,7 @@ def test_aggregation_by_hand(mode: AggMode, value: float):
 
 
 def test_aggregation_with_a_constant_divisor():
-    loss = agg_loss(X, MASK, "seq-mean-token-sum-norm", loss_scale_factor=10)
+    loss = agg_loss(X, MASK, "seq-mean-token-sum-norm", loss_scale_factor=10.0)
     assert loss.item() == pytest.approx(0.45)
     with pytest.raises((ValueError, TypeError), match=r"unknown loss_agg_mode|Type-check"):
         agg_loss(X, MASK, "mean")  # type: ignore[arg-type]
