@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.algorithms import (
@@ -51,6 +51,7 @@ def test_aggregation_with_a_constant_divisor():
         agg_loss(X, MASK, "mean")  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6),
     st.integers(0, 6),
@@ -62,7 +63,7 @@ def test_micro_batches_sum_to_the_whole(masks: list[list[bool]], cut: int, mode:
     totals = {**batch_totals(mask), "loss_scale_factor": 7.0}
     whole = agg_loss(x, mask, mode, **totals)
     parts = [agg_loss(x[s], mask[s], mode, **totals) for s in (slice(cut), slice(cut, None))]
-    assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-6)
+    assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-5, abs=1e-6)
 
 
 def single(ratio: float, adv: float, **kw: float) -> tuple[float, float]:
@@ -152,6 +153,7 @@ def test_kl_by_hand():
         kl_estimate(d, zero, mask, "k4")  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=8))
 def test_kl_is_not_negative(values: list[float]):
     d = torch.tensor([values])

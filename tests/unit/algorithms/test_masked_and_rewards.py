@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.algorithms import masked_mean, masked_sum, masked_var, place_outcome_reward
@@ -36,6 +36,7 @@ def test_low_precision_is_widened_and_float64_kept():
     assert masked_sum(ones.double(), ones).dtype == torch.float64
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8), st.integers(0, 255))
 def test_hidden_values_do_not_matter(values: list[float], bits: int):
     x = torch.tensor([values])

@@ -1,5 +1,6 @@
 """A tiny model on disk and batches of rows for it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,15 @@ from rlcore.testing.tiny_model import build_tiny_model
 from rlcore.training.schedule import LearningRate
 from rlcore.training.spec import TrainingSpec
 from rlcore.types import CallKey
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other are slow beside other busy processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
