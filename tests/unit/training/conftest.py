@@ -12,7 +12,7 @@ from rlcore.training.spec import TrainingSpec
 from rlcore.types import CallKey
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads that wait for each other are slow beside other busy processes."""
     before = torch.get_num_threads()
