@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.embedded_server import watch_embedded_server
 from flows.environment import (
     LOOPBACK,
     prefect_api_url,
@@ -252,6 +253,8 @@ def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
     """Run a flow to its end; Prefect's own verdicts become exit codes."""
     from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, TerminationSignal
 
+    if prefect_api_url() is None:
+        watch_embedded_server()
     try:
         return asyncio.run(flow(**parameters))
     except (CancelledRun, TerminationSignal):

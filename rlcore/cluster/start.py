@@ -21,12 +21,12 @@ from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
 from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
 from rlcore.cluster.executor import ExecutorPool, PoolLimits
 from rlcore.cluster.ledger import LedgerClient, start_ledger
-from rlcore.cluster.llm_server import ReplicaClient, start_replica
+from rlcore.cluster.llm_server import ReplicaClient, start_replicas
 from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_queue_host
+from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, TransientError
-from rlcore.rollout.engine import EngineSpec
 from rlcore.trainer.run_folder import RunFolder
 from rlcore.types import CallKey
 
@@ -53,7 +53,11 @@ def connect_ray(config: RunConfig) -> bool:
         _check_cpus(config)
         return False
     address = config.ray.address
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.WARNING,
+        "runtime_env": {"env_vars": COMPUTE_ENVIRONMENT},
+    }
     if address is None:
         options |= {"address": "local", "num_cpus": config.ray.num_cpus, "include_dashboard": False}
     else:
@@ -230,16 +234,14 @@ class Cluster:
         self._at_end("trainer", self.training.stop)
 
     def _start_replicas(self) -> None:
-        spec = EngineSpec.from_config(self.config)
-        for index in range(self.config.actor_rollout_ref.rollout.num_replicas):
-            name = f"replica-{index}"
-            replica = start_replica(
-                spec, run_id=self.folder.run_id, attempt=self.attempt, name=name
-            )
+        self.replicas = start_replicas(
+            self.config,
+            run_id=self.folder.run_id,
+            attempt=self.attempt,
+            log_address=self.executors.log_address,
+        )
+        for name, replica in self.replicas.items():
             self._at_end(name, replica.kill)
-            self.replicas[name] = replica
-        for replica in self.replicas.values():
-            replica.wait_ready(self.config.deadlines.start)
 
     def _at_end(self, what: str, action: Callable[..., Any], *args: Any) -> None:
         """Do `action` at the end; a process that is dead already is what was wanted."""

@@ -1,0 +1,100 @@
+"""The device lock names its holder; a cluster that is too small is refused in one message."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+import ray
+
+from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
+from rlcore.cluster.start import connect_ray, hold_devices
+from rlcore.config import load_config
+from rlcore.errors import ConfigError, DeviceLockError
+
+
+@pytest.fixture
+def lock_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+HOLD = (
+    "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+    "from rlcore.cluster.device_lock import local_device_lock\n"
+    "with local_device_lock('run alpha'): print('held', flush=True); sys.stdin.read()\n"
+)
+
+
+async def take(holder, wait_s):
+    async with waited_lock(lambda: local_device_lock(holder), wait_s=wait_s):
+        return "taken"
+
+
+def test_a_second_run_is_refused_with_the_name_of_the_first_and_may_wait(lock_folder, tmp_path):
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdin is not None
+    assert first.stdout is not None
+    try:
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(DeviceLockError, match=rf"held by run alpha \(pid {first.pid}"):
+            asyncio.run(take("run beta", 0))
+
+        async def wait_while_it_ends():
+            waiting = asyncio.create_task(take("run beta", 30))
+            await asyncio.sleep(0.5)
+            assert not waiting.done()
+            first.stdin.close()
+            return await waiting
+
+        assert asyncio.run(wait_while_it_ends()) == "taken"
+    finally:
+        first.kill()
+        first.wait()
+
+
+@pytest.mark.integration
+def test_a_shared_cluster_has_one_holder_at_a_time(ray_session):
+    with (
+        cluster_device_lock("run alpha"),
+        pytest.raises(DeviceLockError, match="devices are held by run alpha"),
+        cluster_device_lock("run beta"),
+    ):
+        pass
+    with cluster_device_lock("run beta"):
+        pass
+
+
+@pytest.mark.integration
+def test_devices_are_free_again_after_a_run_that_failed(ray_session):
+    config = load_config("grpo-tiny")
+
+    async def fail():
+        async with hold_devices(config, "run alpha"):
+            raise RuntimeError("phase failed")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="phase failed"):
+            asyncio.run(fail())
+
+
+@pytest.mark.integration
+def test_a_cluster_with_too_few_cpus_is_refused_before_an_actor_starts(ray_session):
+    total = int(ray.cluster_resources()["CPU"])
+
+    @ray.remote(num_cpus=total - 1)
+    class Greedy:
+        def ready(self):
+            return True
+
+    greedy = Greedy.remote()
+    ray.get(greedy.ready.remote(), timeout=60)
+    try:
+        with pytest.raises(ConfigError, match=r"has 1 free CPUs, the run needs 2; start it with"):
+            connect_ray(load_config("grpo-tiny"))
+    finally:
+        ray.kill(greedy)
