@@ -22,7 +22,8 @@ from typing import Any
 TASKS_PER_PAGE = 11
 WARM_UP_PAIRS = 3
 TARGET_RATIO = 10.0
-PACE_S = 0.5
+PACE_S = 1.0
+"""Before each page: what the page before left to the server must not be measured with it."""
 
 LOGGER = logging.getLogger("rlcore.bench")
 
@@ -46,7 +47,9 @@ async def measure(pages: int) -> dict[str, list[float]]:
     from tasks.retry import PHASE_OPTIONS
     from tasks.runner import PhaseRunner, RunnerOptions
 
-    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
+    # As many logical CPUs as cores: for more, Ray keeps starting and ending idle workers after the
+    # stock runner's pages, which would be measured with ours.
+    ray.init(address="local", num_cpus=os.cpu_count(), include_dashboard=False, log_to_driver=False)
     fenced: list[CallKey] = []
     pool = ExecutorPool(2, on_fence=fenced.append)
     await asyncio.to_thread(pool.start)
