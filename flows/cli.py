@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.embedded_server import watch_embedded_server
+from flows.embedded_server import start_embedded_server
 from flows.environment import (
     LOOPBACK,
     prefect_api_url,
@@ -254,7 +254,7 @@ def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
     from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, TerminationSignal
 
     if prefect_api_url() is None:
-        watch_embedded_server()
+        start_embedded_server()
     try:
         return asyncio.run(flow(**parameters))
     except (CancelledRun, TerminationSignal):

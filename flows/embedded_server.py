@@ -1,61 +1,71 @@
-"""Ends Prefect's temporary server when the process that started it is killed.
+"""Prefect's temporary server, started by us so that it neither dies too early nor lives too long.
 
-Prefect stops its server when the interpreter exits, which a SIGKILL does not let it do; the server
-would then live on over the database that the next attempt opens. A watcher of a few megabytes holds
-a pipe to the driver: at its end it terminates the server whose environment names that driver.
+Too early: Ctrl-C in a terminal reaches the whole process group, and a server that ends with it
+cannot take the run's last states any more; so it starts with SIGINT blocked (Prefect ends it by
+SIGTERM). Too long: Prefect stops it when the interpreter exits, which a SIGKILL of the driver
+skips; so a watcher holds a pipe to the driver and ends the server when the pipe breaks. Else it
+would live on over the database that the next attempt opens.
 """
 
-import os
-import secrets
+import signal
 import subprocess
 import sys
 
 import psutil
 
-MARK = "ROLLFLOW_EMBEDDED_SERVER_OF"
-SERVER = "prefect.server.api.server:create_app"
+START_S = 120
 STOP_S = 10.0
 
 _watchers: list[subprocess.Popen[bytes]] = []
 """Kept, since a Popen that is collected closes the pipe."""
 
 
-def watch_embedded_server() -> None:
-    """Mark the servers that this process will start, and start the watcher that ends them."""
-    token = f"{os.getpid()}-{secrets.token_hex(8)}"
-    os.environ[MARK] = token
-    # A session of its own: Ctrl-C in the terminal is for the driver.
+def start_embedded_server() -> str:
+    """Start the temporary server that this process's flows will use; return its address.
+
+    Raises:
+        RuntimeError: it did not start within START_S seconds.
+    """
+    from prefect.server.api.server import SubprocessASGIServer
+
+    server = SubprocessASGIServer()  # the one instance that Prefect's clients ask for, too
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        server.start(timeout=START_S)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if server.server_process is not None:
+        watch(server.server_process.pid)
+    return server.address
+
+
+def watch(pid: int) -> None:
+    """End process `pid` when this process is gone."""
     watcher = subprocess.Popen(
-        [sys.executable, "-m", "flows.embedded_server", token],
+        [sys.executable, "-m", "flows.embedded_server", str(pid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        start_new_session=True,  # Ctrl-C in the terminal is for the driver
     )
     _watchers.append(watcher)
 
 
-def find_servers(token: str) -> list[psutil.Process]:
-    """Return the temporary servers whose environment carries `token`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if SERVER in process.cmdline() and process.environ().get(MARK) == token:
-                found.append(process)
-        except (psutil.AccessDenied, psutil.NoSuchProcess):
-            continue  # another user's, or just gone
-    return found
-
-
-def main(token: str) -> None:
-    """Wait for the end of the driver, then end its servers."""
+def main(pid: int) -> None:
+    """Wait for the end of the driver, then end the server if it still runs."""
+    try:
+        server = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return
     sys.stdin.buffer.read()
-    servers = find_servers(token)
-    for server in servers:
-        server.terminate()
-    for server in psutil.wait_procs(servers, timeout=STOP_S)[1]:
+    try:
+        server.terminate()  # psutil knows a reused pid by its start time, and raises then
+        server.wait(STOP_S)
+    except psutil.TimeoutExpired:
         server.kill()
+    except psutil.NoSuchProcess:
+        return
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(int(sys.argv[1]))

@@ -3,11 +3,12 @@
 `python -m flows.train PRESET key=value …` runs it without the CLI.
 """
 
+import asyncio
 import sys
 from typing import Any
 
 from prefect import State, flow
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 
 from flows.rollout_producer import rollout_producers
 from flows.train_step import start_run, train_step
@@ -44,6 +45,8 @@ async def train(
                 await page(first_step=first, last_step=last)
             await run.hook("on_train_end")
             return await run.finish()
+    except asyncio.CancelledError:
+        return Cancelled(message="cancelled; `rollflow resume` continues it")
     except TransientError as error:
         return Crashed(message=f"{type(error).__name__}: {error}")
 

@@ -73,6 +73,13 @@ class FailedRun(Exception): ...
 class TerminationSignal(BaseException): ...
 """
 
+PREFECT_SERVER = """
+class SubprocessASGIServer:
+    server_process = None
+    address = "http://127.0.0.1:8000"
+    def start(self, timeout): ...
+"""
+
 PREFECT_COMMAND = """
 import json, os, sys
 print("SERVER", json.dumps({"argv": sys.argv[1:], "env": dict(os.environ)}))
@@ -95,6 +102,7 @@ def project(tmp_path):
         "stand_ins/prefect/__init__.py": "",
         "stand_ins/prefect/__main__.py": PREFECT_COMMAND,
         "stand_ins/prefect/exceptions.py": PREFECT_ERRORS,
+        "stand_ins/prefect/server/api/server.py": PREFECT_SERVER,
     }
     for name, text in files.items():
         path = tmp_path / name
