@@ -257,7 +257,10 @@ def _log_prob_metrics(rows: Rows) -> dict[str, float]:
     metrics = {"actor/entropy": masked_mean(padded["entropy"], mask).item()}
     if "rollout_log_probs" in padded:
         gap = offpolicy_metrics(padded["old_log_probs"], padded["rollout_log_probs"], mask)
-        metrics |= {f"rollout_corr/{name}": value for name, value in gap.items()}
+        for name, value in gap.items():
+            is_difference = name.startswith("probs_diff")
+            prefix = "training/rollout_" if is_difference else "rollout_corr/"  # as verl
+            metrics[prefix + name] = value
     return metrics
 
 

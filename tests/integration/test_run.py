@@ -75,7 +75,7 @@ def test_the_model_is_trained_and_loads_as_a_hugging_face_folder(resumed, projec
     trained = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(project.root / "models/tiny", dtype=torch.float32)
     changes = [
-        float((a - b).abs().max())
+        (a - b).detach().abs().max().item()
         for a, b in zip(trained.parameters(), base.parameters(), strict=True)
     ]
     # AdamW moves a weight by about lr a step at most: 4 steps of 1e-3.
@@ -94,7 +94,10 @@ def test_metrics_tell_an_on_policy_run(resumed):
         assert metrics["training/prompts_fed"] == 4
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
         assert 0 <= metrics["critic/score/mean"] <= 1
-        assert metrics["checkpoint_engine/version"] == step
+    # Attempt 1 published version 3 for a step 3 that is lost: attempt 2 never gives it to other
+    # weights.
+    versions = [by_step[step]["checkpoint_engine/version"] for step in range(1, STEPS + 1)]
+    assert versions == [1, 2, 4, 5]
     assert [s for s, m in by_step.items() if "val-aux/accuracy" in m] == [0, 2, 4]
     assert all(by_step[s]["val-aux/num_prompts"] == 16 for s in (0, 2, 4))
 
