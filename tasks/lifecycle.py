@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
-from prefect import get_run_logger, tags
+from prefect import get_run_logger
 from prefect.task_runners import TaskRunner
 
 from rlcore.cluster.start import Cluster, hold_devices
@@ -88,6 +88,10 @@ class ActiveRun:
             folder=folder.path,
             total_steps=self.total_steps,
             trackers=list(config.trainer.logger),
+            labels={
+                "rollflow.project": config.trainer.project_name,
+                "rollflow.experiment": config.trainer.experiment_name,
+            },
         )
         self._producers_ready = [asyncio.Event() for _ in range(self.num_producers)]
         self._hooks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hooks")
@@ -275,9 +279,6 @@ async def open_run(
         token = _ACTIVE.set(run)
         stack.callback(_ACTIVE.reset, token)
         stack.callback(run.close)
-        # On the pages of this run; the flow run itself exists before its configuration is read.
-        trainer = resolved.config.trainer
-        stack.enter_context(tags(trainer.project_name, trainer.experiment_name, folder.run_id))
         await run.reporter.begin(run.trainer.global_steps)
         yield run
 

@@ -36,10 +36,28 @@ SHOWN = {
 
 
 class Reporter:
-    """Reports the steps of one attempt."""
+    """Reports the steps of one attempt.
 
-    def __init__(self, *, run_id: str, folder: Path, total_steps: int, trackers: list[str]) -> None:
+    Args:
+        run_id: Names the run in every report.
+        folder: The run folder.
+        total_steps: Steps of the run.
+        trackers: `trainer.logger`.
+        labels: Of the run's events, for automations that choose by project or experiment. (Tags
+            would be simpler, but cost a request per task run: each may have a concurrency limit.)
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        folder: Path,
+        total_steps: int,
+        trackers: list[str],
+        labels: dict[str, str],
+    ) -> None:
         self._run_id = run_id
+        self._labels = labels
         self._folder = folder
         self._total = total_steps
         self._tracking = Tracking(trackers, folder)
@@ -108,7 +126,7 @@ class Reporter:
         """Emit `rollflow.<name>` about this run."""
         emit_event(
             event=f"rollflow.{name}",
-            resource={"prefect.resource.id": f"rollflow.run.{self._run_id}"},
+            resource={"prefect.resource.id": f"rollflow.run.{self._run_id}", **self._labels},
             payload=payload,
         )
 
