@@ -25,7 +25,7 @@ def test_the_main_jobs_settings():
     assert (config.data.train_batch_size, rollout.n, config.num_optimizer_steps) == (8, 8, 1)
     assert (actor.optim.lr, actor.optim.betas, actor.optim.weight_decay) == (2e-5, (0.9, 0.99), 0)
     assert (actor.dtype, rollout.dtype, rollout.temperature) == ("bfloat16", "bfloat16", 1.0)
-    assert (config.trainer.total_training_steps, config.trainer.test_freq) == (60, 10)
+    assert (config.trainer.total_training_steps, config.trainer.test_freq) == (45, 15)
     assert config.data.max_response_length == 16
 
 
