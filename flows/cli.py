@@ -7,6 +7,7 @@ traceback); 130 interrupted.
 import asyncio
 import dataclasses
 import json
+import logging
 import os
 import socket
 import sys
@@ -158,6 +159,9 @@ def evaluate(
 
         resolved = resolve_config(preset, overrides or [])
         values = overrides_as_dict(overrides or [])
+        from rlcore.data.check import check_data
+
+        check_data(resolved.config)
         runs_root = resolved.config.trainer.runs_root
         prepare_prefect_environment(runs_root)
         from flows.evaluate_policy import evaluate_policy
@@ -255,6 +259,7 @@ def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
 
     if prefect_api_url() is None:
         start_embedded_server()
+    _keep_flow_errors_off_the_console()
     try:
         return asyncio.run(flow(**parameters))
     except (CancelledRun, TerminationSignal):
@@ -263,6 +268,16 @@ def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
     except (CrashedRun, FailedRun) as error:
         _tell_error(error)
         raise typer.Exit(FAILED) from None
+
+
+def _keep_flow_errors_off_the_console() -> None:
+    """Let the one message of `told_clearly` stand alone; the UI has Prefect's, with traceback."""
+    import prefect.main  # noqa: F401  sets Prefect's logging up
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, PrefectConsoleHandler):
+            handler.addFilter(lambda record: record.name != "prefect.flow_runs")
 
 
 def _check_data(config: Any, as_json: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Evaluate a model or the result of a run on a preset's held-out prompts, greedily."""
+"""Evaluate a model or the result of a run on a preset's held-out prompts."""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ async def evaluate_policy(
     model: str, preset: str, overrides: dict[str, Any] | None = None
 ) -> dict[str, Any] | State:
     """Return accuracy with standard error, and where the generations lie.
+
+    Sampling is `val_kwargs` of the preset: greedy by default.
 
     Args:
         model: A Hugging Face folder, or the id of a run whose exported model is meant.
@@ -36,6 +38,9 @@ async def evaluate_policy(
         **(overrides or {}),
         "actor_rollout_ref.model.path": str(path),
         "trainer.val_only": True,
+        # A run of its own, wherever the preset would have continued a training run.
+        "trainer.default_local_dir": None,
+        "trainer.resume_mode": "disable",
         "trainer.experiment_name": f"evaluate-{config.trainer.experiment_name}",
     }
     return await train(preset, evaluation)

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -12,8 +13,8 @@ from prefect.states import Cancelled, Crashed
 
 from flows.rollout_producer import rollout_producers
 from flows.train_step import start_run, train_step
-from rlcore.errors import TransientError
 from tasks.lifecycle import open_run
+from tasks.retry import is_transient
 
 
 @flow(name="train", retries=0, persist_result=False)
@@ -47,15 +48,19 @@ async def train(
             return await run.finish()
     except asyncio.CancelledError:
         return Cancelled(message="cancelled; `rollflow resume` continues it")
-    except TransientError as error:
+    except Exception as error:
+        if not is_transient(error):
+            raise
         return Crashed(message=f"{type(error).__name__}: {error}")
 
 
 def main() -> None:
-    """Run `python -m flows.train PRESET key=value …`: the same as `rollflow train`."""
-    from flows.cli import main as cli_main
+    """Run `python -m flows.train PRESET key=value …`: the same as `rollflow train`.
 
-    cli_main(["train", *sys.argv[1:]])
+    In a process of its own image: Prefect, imported above, has read its settings already.
+    """
+    command = [sys.executable, "-m", "flows.cli", "train", *sys.argv[1:]]
+    os.execv(sys.executable, command)
 
 
 if __name__ == "__main__":

@@ -22,17 +22,19 @@ from prefect.task_runners import TaskRunner
 from rlcore.cluster.start import Cluster, hold_devices
 from rlcore.config import ResolvedConfig, RunConfig, resolve_config
 from rlcore.data.check import check_data
-from rlcore.errors import CheckpointError, DeadlineExceededError, TransientError
-from rlcore.tracking.curves import draw_curves, read_metrics
+from rlcore.errors import DeadlineExceededError
+from rlcore.tracking.curves import best_validation, draw_curves, read_metrics
 from rlcore.trainer.base import PPOTrainer, TrainerResources
-from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore, checkpoint_from_path
+from rlcore.trainer.checkpoint import Checkpoint
 from rlcore.trainer.modes import get_trainer_cls
 from rlcore.trainer.phases import Metrics, Phase, PhaseResult
-from rlcore.trainer.run_folder import RunFolder, new_run_id
+from rlcore.trainer.run_folder import RunFolder, write_atomically
+from rlcore.trainer.which_run import which_run
 from rlcore.types import BatchRef, CallKey
 from tasks.deadlines import PhaseDeadlines
 from tasks.phases import PHASE_TASKS
 from tasks.report import Reporter
+from tasks.retry import is_transient
 from tasks.runner import PhaseFuture, PhaseRunner
 from tasks.weights import TaskCheckpointManager
 
@@ -223,23 +225,25 @@ class ActiveRun:
         if metrics_file.exists():
             curves = await asyncio.to_thread(draw_curves, metrics_file, path / "curves")
             summary["curves"] = [str(curve) for curve in curves]
-            summary |= _accuracy_pair(metrics_file)
+            summary |= _accuracies(metrics_file)
         self.reporter.event("run.finished", **summary)
         return summary
 
 
-def _accuracy_pair(metrics_file: Path) -> dict[str, Any]:
+def _accuracies(metrics_file: Path) -> dict[str, Any]:
+    """First and last validation of the run, or the only one."""
     validated = [m for m in read_metrics(metrics_file).values() if "val-aux/accuracy" in m]
-    if not validated:
-        return {}
-    return {
-        f"accuracy_{name}": {
+    found = [
+        {
             "mean": round(m["val-aux/accuracy"], 4),
             "stderr": round(m["val-aux/accuracy_stderr"], 4),
             "n": int(m["val-aux/num_prompts"]),
         }
-        for name, m in (("before", validated[0]), ("after", validated[-1]))
-    }
+        for m in validated
+    ]
+    if len(found) <= 1:
+        return {"accuracy": found[0]} if found else {}
+    return {"accuracy_before": found[0], "accuracy_after": found[-1]}
 
 
 @contextlib.asynccontextmanager
@@ -259,10 +263,13 @@ async def open_run(
     request = {"preset": preset, "overrides": overrides or {}, "config": config}
     resolved = resolve_config(preset, overrides or {}, config)
     report = await asyncio.to_thread(check_data, resolved.config)
-    folder, checkpoint = _run_folder(resolved, request, resume)
+    which = which_run(resolved.config, resume)
     async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(hold_devices(resolved.config, f"run {which.run_id}"))
+        folder = RunFolder.create(which.path, run_id=which.run_id, request=request)
         stack.enter_context(folder.hold())
-        await stack.enter_async_context(hold_devices(resolved.config, f"run {folder.run_id}"))
+        text = json.dumps(resolved.config.model_dump(mode="json"), indent=2)
+        write_atomically(folder.path / "config.json", text + "\n")
         attempt = folder.begin_attempt(max_attempts=resolved.config.trainer.max_attempts)
         await stack.enter_async_context(_recorded(folder, attempt))
         cluster = await stack.enter_async_context(
@@ -275,40 +282,12 @@ async def open_run(
             cluster=cluster,
             rows=report.num_train,
         )
-        await _restore(run, checkpoint)
+        await _restore(run, which.checkpoint)
         token = _ACTIVE.set(run)
         stack.callback(_ACTIVE.reset, token)
         stack.callback(run.close)
         await run.reporter.begin(run.trainer.global_steps)
         yield run
-
-
-def _run_folder(
-    resolved: ResolvedConfig, request: dict[str, Any], resume: str | None
-) -> tuple[RunFolder, Checkpoint | None]:
-    config = resolved.config
-    trainer = config.trainer
-    if resume is not None:
-        folder = RunFolder.open(config.run_folder(resume))
-        checkpoint = CheckpointStore(folder).latest()
-    elif trainer.resume_mode == "auto" and trainer.default_local_dir and _holds_run(trainer):
-        folder = RunFolder.open(Path(trainer.default_local_dir))
-        checkpoint = CheckpointStore(folder).latest()
-    else:
-        run_id = new_run_id(trainer.experiment_name)
-        folder = RunFolder.create(config.run_folder(run_id), run_id=run_id, request=request)
-        checkpoint = None
-        if trainer.resume_mode == "resume_path":
-            if trainer.resume_from_path is None:
-                raise CheckpointError("trainer.resume_mode=resume_path needs resume_from_path")
-            checkpoint = checkpoint_from_path(Path(trainer.resume_from_path))
-    text = json.dumps(config.model_dump(mode="json"), indent=2)
-    (folder.path / "config.json").write_text(text + "\n", encoding="utf-8")
-    return folder, checkpoint
-
-
-def _holds_run(trainer: Any) -> bool:
-    return (Path(trainer.default_local_dir) / "run.json").is_file()
 
 
 @contextlib.asynccontextmanager
@@ -319,11 +298,9 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
     except asyncio.CancelledError:
         folder.end_attempt(attempt, "cancelled")
         raise
-    except TransientError as error:
-        folder.end_attempt(attempt, "crashed", str(error))
-        raise
     except BaseException as error:
-        folder.end_attempt(attempt, "failed", f"{type(error).__name__}: {error}")
+        outcome = "crashed" if is_transient(error) else "failed"
+        folder.end_attempt(attempt, outcome, f"{type(error).__name__}: {error}")
         raise
     folder.end_attempt(attempt, "finished")
 
@@ -352,4 +329,8 @@ async def _restore(run: ActiveRun, checkpoint: Checkpoint | None) -> None:
     await asyncio.to_thread(run.cluster.training.load_checkpoint, key, checkpoint.actor_path)
     run.cluster.ledger.load_state_dict(key, content["ledger"])
     run.trainer.restore(content)
+    # Checkpoint N was written before validation N, so it does not know whether N was the best.
+    best = best_validation(run.folder.path / "metrics.jsonl", up_to_step=checkpoint.global_step)
+    if best is not None:
+        run.trainer.state["best_step"], run.trainer.state["best_score"] = best
     get_run_logger().info("continues from %s", checkpoint.path)

@@ -151,7 +151,7 @@ class RayConfig(Section):
 
     address: str | None = None
     """Address of a running cluster, or `auto`; null: a local one that belongs to the run."""
-    num_cpus: Int = Field(default=16, ge=1)
+    num_cpus: Int = Field(default=16, ge=2)
     """Logical CPUs of the local cluster: places for actors, not cores."""
     num_threads: Int | None = Field(default=None, ge=1)
     """Threads of tensor maths per process; null: all cores."""

@@ -23,7 +23,8 @@ def run_validation(
 ) -> dict[str, float]:
     """Run the held-out prompts through the replicas that serve now.
 
-    A failed session counts as wrong. What an earlier try of this validation left is removed first.
+    A failed session counts as wrong; it has no reward and is not in the mean reward. What an
+    earlier try of this validation left is removed first.
 
     Args:
         prompts: Gives the held-out prompts.
@@ -67,11 +68,12 @@ def validation_metrics(
         num_failed += sum(record.is_failed for record in records)
         scored = [_accuracy(record) for record in records]
         accuracy[source].append(sum(scored) / len(scored))
-        reward[source].append(sum(r.reward or 0.0 for r in records) / len(records))
+        reward[source] += [r.reward for r in records if r.reward is not None]
     metrics: dict[str, float] = {}
     for source in accuracy:
         metrics[f"val-core/{source}/acc/mean@{sessions_per_prompt}"] = _mean(accuracy[source])
-        metrics[f"val-aux/{source}/reward/mean@{sessions_per_prompt}"] = _mean(reward[source])
+        if reward[source]:
+            metrics[f"val-aux/{source}/reward/mean@{sessions_per_prompt}"] = _mean(reward[source])
     everything = [value for values in accuracy.values() for value in values]
     mean = _mean(everything)
     metrics["val-aux/accuracy"] = mean

@@ -103,6 +103,10 @@ def project(tmp_path):
         "stand_ins/prefect/__main__.py": PREFECT_COMMAND,
         "stand_ins/prefect/exceptions.py": PREFECT_ERRORS,
         "stand_ins/prefect/server/api/server.py": PREFECT_SERVER,
+        "stand_ins/prefect/main.py": "",
+        "stand_ins/prefect/logging/handlers.py": (
+            "import logging\nclass PrefectConsoleHandler(logging.StreamHandler): ..."
+        ),
     }
     for name, text in files.items():
         path = tmp_path / name

@@ -1,0 +1,67 @@
+"""Bad input to the real command: one clear message, exit code 2, nothing started."""
+
+import json
+
+import pytest
+
+from rlcore.trainer.run_folder import HeldLock
+
+RAISES = """
+def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    return 1 / 0
+"""
+
+
+def runs_of(project, root):
+    folder = project.root / root
+    return [p for p in folder.iterdir() if p.name != ".prefect"] if folder.is_dir() else []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.train_files=data/none.parquet", "data/none.parquet"),
+        ("actor_rollout_ref.model.path=models/none", "models/none"),
+        ("reward.custom_reward_function.path=none.py", "none.py"),
+        ("data.train_batch_size=6", "6"),
+    ],
+)
+def test_what_is_missing_or_does_not_divide_is_named(project, override, message):
+    code, text = project.run("train", "grpo-tiny", override, "trainer.runs_root=bad")
+    assert code == 2
+    assert "error: " in text
+    assert message in text
+    assert "Traceback" not in text
+    assert runs_of(project, "bad") == []
+
+
+def test_devices_that_another_run_holds_are_refused_with_its_name(project):
+    import os
+
+    folder = project.root / "tmp" / f"rollflow-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    with HeldLock(folder / "devices.lock", holder="run nightly-7", what="the devices"):
+        code, text = project.run("train", "grpo-tiny", "trainer.runs_root=held")
+    assert code == 2
+    assert "held by run nightly-7" in text
+    assert "Traceback" not in text
+    assert runs_of(project, "held") == []
+
+
+def test_a_reward_function_that_raises_ends_the_run_with_row_and_traceback(project):
+    (project.root / "raises.py").write_text(RAISES)
+    code, text = project.run(
+        "train",
+        "grpo-tiny",
+        "reward.custom_reward_function.path=raises.py",
+        "trainer.val_before_train=false",
+        "trainer.runs_root=raising",
+    )
+    assert code == 1, text[-3000:]
+    said = text[text.index("error: ") :]
+    assert "ZeroDivisionError" in said
+    assert "train.parquet row" in said
+    (run,) = runs_of(project, "raising")
+    (attempt,) = json.loads((run / "run.json").read_text())["attempts"]
+    assert attempt["outcome"] == "failed"
+    assert not list(run.glob("global_step_*"))
