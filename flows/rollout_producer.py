@@ -10,6 +10,11 @@ from rlcore.errors import RolloutError
 from tasks.lifecycle import ActiveRun, active_run
 from tasks.producers import Supervisor
 
+HURRIED_DRAIN_S = 2.0
+"""For running sessions when the run is cancelled: everything has to be freed within 25 s."""
+KILL_S = 10.0
+"""For a worker that has not drained to be killed."""
+
 
 @flow(name="rollout_producer", flow_run_name="rollout-producer-{index}", persist_result=False)
 async def rollout_producer(index: int) -> dict[str, float]:
@@ -39,6 +44,7 @@ async def rollout_producers(run: ActiveRun) -> AsyncIterator[None]:
         await run.wait_producers_ready()
         yield
     except asyncio.CancelledError:
+        run.drain_s = HURRIED_DRAIN_S
         if not ended or body is None:
             raise
         body.uncancel()
@@ -47,7 +53,7 @@ async def rollout_producers(run: ActiveRun) -> AsyncIterator[None]:
     finally:
         run.stop.set()
         # The drain deadline is the supervisor's; this one is for a supervisor that hangs.
-        _, late = await asyncio.wait(producers, timeout=2 * run.config.deadlines.drain)
+        _, late = await asyncio.wait(producers, timeout=run.drain_s + KILL_S)
         for producer in late:
             producer.cancel()
         await asyncio.gather(*producers, return_exceptions=True)

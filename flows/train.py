@@ -12,7 +12,7 @@ from prefect import State, flow
 from prefect.states import Cancelled, Crashed
 
 from flows.rollout_producer import rollout_producers
-from flows.train_step import start_run, train_step
+from flows.train_step import end_run, start_run, train_step
 from tasks.lifecycle import open_run
 from tasks.retry import is_transient
 
@@ -44,7 +44,7 @@ async def train(
                     task_runner=run.runner, flow_run_name=run.page_name(first, last)
                 )
                 await page(first_step=first, last_step=last)
-            await run.hook("on_train_end")
+            await end_run.with_options(task_runner=run.runner)(step=run.trainer.global_steps)
             return await run.finish()
     except asyncio.CancelledError:
         return Cancelled(message="cancelled; `rollflow resume` continues it")

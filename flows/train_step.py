@@ -1,7 +1,7 @@
 """One step: the phases in order, each a Prefect task; one page in the UI (or one per few steps).
 
     add_batch_to_generate → sample_batch → compute_reward → balance_batch → compute_old_log_probs →
-    compute_advantage → update_actor → commit_step → save_checkpoint → update_weights → validate
+    compute_advantage → update_actor → save_checkpoint → commit_step → update_weights → validate
 
 `update_weights` and `sleep_replicas` are tasks too: the mode's hooks call them on the checkpoint
 manager. The rollout producers generate while sample_batch waits.
@@ -41,9 +41,9 @@ async def run_step(run: ActiveRun, step: int) -> None:
         await run.hook("on_sample_end")
         for phase in active_batch_phases(trainer):
             await run.phase(phase, batch, inner_step=inner_step)
-    await run.phase(COMMIT_STEP)
     if run.is_save_due(step):
-        await run.phase(SAVE_CHECKPOINT)
+        await run.phase(SAVE_CHECKPOINT)  # its ledger is written as if the step were committed
+    await run.phase(COMMIT_STEP)
     await run.hook("on_step_end")
     if run.is_validation_due(step):
         await validate(run)
@@ -59,7 +59,15 @@ async def start_run(step: int) -> None:
     if run.is_first_validation_due():
         await validate(run)
     await run.hook("on_train_begin")
-    await run.end_step()
+    if step == 0 or run.config.trainer.val_only:
+        await run.end_step()  # of a later step there is a report already
+
+
+@flow(name="end_run", flow_run_name="end-after-{step:04d}", persist_result=False)
+async def end_run(step: int) -> None:
+    """Give the mode its last hook, on a page of its own: what it calls there are tasks."""
+    del step
+    await active_run().hook("on_train_end")
 
 
 async def validate(run: ActiveRun) -> None:

@@ -18,6 +18,8 @@
     - DeadlineExceededError               a wait was overdue; says who waits for whom
       . PhaseTimeoutError (TimeoutError)  a phase's body was overdue and was killed
     - ExecutorDiedError                   a phase's process died
+    - ReplicaBusyError                    an LLM server has requests in flight
+    - ReplicaDiedError                    an LLM server died
     - ActorUnavailableError               a collaborator's process died or does not answer
 
 Every class takes one message only, so that it survives pickling through Ray and Prefect.
@@ -94,6 +96,14 @@ class PhaseTimeoutError(DeadlineExceededError, TimeoutError):
 
 class ExecutorDiedError(TransientError):
     """The process that ran a phase's body died."""
+
+
+class ReplicaBusyError(TransientError):
+    """An LLM server has requests in flight that this call does not allow."""
+
+
+class ReplicaDiedError(TransientError):
+    """An LLM server died: the attempt ends as crashed, and a new one continues the run."""
 
 
 class ActorUnavailableError(TransientError):

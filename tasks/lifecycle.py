@@ -23,9 +23,9 @@ from rlcore.cluster.start import Cluster, hold_devices
 from rlcore.config import ResolvedConfig, RunConfig, resolve_config
 from rlcore.data.check import check_data
 from rlcore.errors import DeadlineExceededError
-from rlcore.tracking.curves import best_validation, draw_curves, read_metrics
+from rlcore.tracking.curves import draw_curves, read_metrics, validation_scores
 from rlcore.trainer.base import PPOTrainer, TrainerResources
-from rlcore.trainer.checkpoint import Checkpoint
+from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore
 from rlcore.trainer.modes import get_trainer_cls
 from rlcore.trainer.phases import Metrics, Phase, PhaseResult
 from rlcore.trainer.run_folder import RunFolder, write_atomically
@@ -39,6 +39,9 @@ from tasks.runner import PhaseFuture, PhaseRunner
 from tasks.weights import TaskCheckpointManager
 
 logger = logging.getLogger(__name__)
+
+HOOK_FACTOR = 5
+"""A hook may take this many deadlines of `update_weights`, which has three retries."""
 
 _ACTIVE: ContextVar["ActiveRun"] = ContextVar("active_run")
 
@@ -72,6 +75,7 @@ class ActiveRun:
         # Prefect types a runner by its futures; ours are not those of RayTaskRunner.
         self.runner = cast("TaskRunner[Any]", PhaseRunner(cluster.executors))
         self.stop = asyncio.Event()
+        self.drain_s = config.deadlines.drain
         resources = TrainerResources(
             folder=folder,
             attempt=attempt,
@@ -82,7 +86,7 @@ class ActiveRun:
         mode = config.trainer.v1.trainer_mode
         self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)
         self._manager = TaskCheckpointManager(
-            cluster.checkpoint_manager, key=self.key, deadline_s=self.deadlines.for_phase
+            cluster.checkpoint_manager, key=self._manager_key, deadlines=self.deadlines
         )
         self.trainer.checkpoint_manager = self._manager
         self.reporter = Reporter(
@@ -99,6 +103,7 @@ class ActiveRun:
         self._hooks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hooks")
         self._metrics: Metrics = {}
         self._step_began = 0.0
+        self._inner_step = 0
 
     @property
     def num_producers(self) -> int:
@@ -115,12 +120,24 @@ class ActiveRun:
             phase=phase,
         )
 
+    def _manager_key(self, phase: str) -> CallKey:
+        return self.key(phase, self._inner_step)
+
     async def hook(self, name: str) -> None:
         """Run one of the trainer's hooks in the hooks' thread."""
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         began = time.monotonic()
-        await loop.run_in_executor(self._hooks, context.run, getattr(self.trainer, name))
+        call = loop.run_in_executor(self._hooks, context.run, getattr(self.trainer, name))
+        # Its phases' deadlines and retries lie within; this one is for a hook that hangs itself.
+        deadline_s = HOOK_FACTOR * self.deadlines.for_phase("update_weights")
+        try:
+            await asyncio.wait_for(call, deadline_s)
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"hook {name} of {type(self.trainer).__name__} did not return within "
+                f"{deadline_s:.0f} s (step {self.trainer.global_steps})"
+            ) from None
         self._metrics[f"timing_s/{name}"] = time.monotonic() - began
 
     async def phase(
@@ -129,6 +146,7 @@ class ActiveRun:
         """Run one phase as a task of the page; apply its state and metrics when it succeeded."""
         deadline_s = self.deadlines.for_phase(phase.name)
         call = PHASE_TASKS[phase.name].with_options(timeout_seconds=deadline_s)
+        self._inner_step = inner_step
         key = self.key(phase.name, inner_step)
         began = time.monotonic()
         future = call.submit(self.trainer, phase, key, batch, deadline_s)
@@ -266,6 +284,9 @@ async def open_run(
     which = which_run(resolved.config, resume)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(hold_devices(resolved.config, f"run {which.run_id}"))
+        if resume or resolved.config.trainer.default_local_dir or not which.is_new:
+            # While this attempt waited for the devices, the run may have gone on without it.
+            which = which_run(resolved.config, resume)
         folder = RunFolder.create(which.path, run_id=which.run_id, request=request)
         stack.enter_context(folder.hold())
         text = json.dumps(resolved.config.model_dump(mode="json"), indent=2)
@@ -282,7 +303,11 @@ async def open_run(
             cluster=cluster,
             rows=report.num_train,
         )
-        await _restore(run, which.checkpoint)
+        if which.checkpoint is not None:
+            CheckpointStore(folder).rewind(which.checkpoint, attempt)
+            await _restore(run, which.checkpoint)
+        elif not which.is_new:
+            logger.warning("run %s has no checkpoint: it starts at step 0 again", which.run_id)
         token = _ACTIVE.set(run)
         stack.callback(_ACTIVE.reset, token)
         stack.callback(run.close)
@@ -321,16 +346,14 @@ async def _cluster(
         await cluster.shutdown()
 
 
-async def _restore(run: ActiveRun, checkpoint: Checkpoint | None) -> None:
-    if checkpoint is None:
-        return
-    content = checkpoint.load_trainer()
+async def _restore(run: ActiveRun, checkpoint: Checkpoint) -> None:
+    content = await asyncio.to_thread(checkpoint.load_trainer)
     key = run.key("restore")
     await asyncio.to_thread(run.cluster.training.load_checkpoint, key, checkpoint.actor_path)
-    run.cluster.ledger.load_state_dict(key, content["ledger"])
+    await asyncio.to_thread(run.cluster.ledger.load_state_dict, key, content["ledger"])
     run.trainer.restore(content)
-    # Checkpoint N was written before validation N, so it does not know whether N was the best.
-    best = best_validation(run.folder.path / "metrics.jsonl", up_to_step=checkpoint.global_step)
-    if best is not None:
-        run.trainer.state["best_step"], run.trainer.state["best_score"] = best
+    # Checkpoint N was written before validation N and does not know its accuracy.
+    run.trainer.state["scores"] |= validation_scores(
+        run.folder.path / "metrics.jsonl", up_to_step=checkpoint.global_step
+    )
     get_run_logger().info("continues from %s", checkpoint.path)

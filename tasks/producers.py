@@ -1,12 +1,13 @@
 """What a producer subflow does: start one AgentLoopWorker, watch it, restart it, end it."""
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
-from rlcore.errors import ActorUnavailableError, RolloutError
+from rlcore.errors import ActorUnavailableError, ReplicaDiedError
 
 if TYPE_CHECKING:
     from tasks.lifecycle import ActiveRun
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 POLL_S = 2.0
 REPORT_EVERY_S = 30.0
 MAX_RESTARTS = 5
+HEALTHY_S = 600.0
+"""After so long without a death the restarts are counted from 0 again."""
 BACKOFF_S = 1.0
 """Wait before restart k: BACKOFF_S * 2**(k-1), so at most 16 s before the last."""
 
@@ -31,39 +34,63 @@ class Supervisor:
         """Keep the worker alive; return its counters at the end.
 
         Raises:
-            RolloutError: the worker died more than MAX_RESTARTS times, or its sessions fail more
-                often than `reward.max_failure_ratio` allows.
+            ActorUnavailableError: the worker died more than MAX_RESTARTS times in a row.
+            ReplicaDiedError: a replica died; nobody restarts one while the run goes on.
         """
         while True:
             worker = self._run.cluster.new_agent_loop_worker(self._index)
             try:
                 return await self._watch(worker)
             except ActorUnavailableError as error:
-                await self._recover(worker, error)
+                failure = error
             finally:
+                # Before its prompts are released: a hung worker that wakes up writes no row then.
                 await asyncio.to_thread(worker.kill)
+            if self._run.stop.is_set():
+                self._log.warning("agent loop worker %d did not drain: %s", self._index, failure)
+                return {}
+            await self._recover(worker, failure)
 
     async def _watch(self, worker: AgentLoopWorkerHandle) -> dict[str, float]:
-        await worker.ready(self._run.config.deadlines.start)
+        deadlines = self._run.config.deadlines
+        await worker.ready(deadlines.start)
         self._run.producer_is_ready(self._index)
         self._log.info("agent loop worker %d is ready", self._index)
-        silent_s = 0.0
-        while not self._run.stop.is_set():
-            with_timeout = asyncio.wait_for(self._run.stop.wait(), timeout=POLL_S)
-            await asyncio.gather(with_timeout, return_exceptions=True)
-            status = await worker.status(self._run.config.deadlines.queue)
-            silent_s += POLL_S
-            if silent_s >= REPORT_EVERY_S:
-                silent_s = 0.0
+        began = reported = time.monotonic()
+        while not await self._stopped_within(POLL_S):
+            status = await worker.status(deadlines.queue)
+            await self._check_replicas()
+            if time.monotonic() - reported >= REPORT_EVERY_S:
+                reported = time.monotonic()
                 self._log.info("%s", status.line())
-        return await worker.stop(self._run.config.deadlines.drain)
+            if time.monotonic() - began >= HEALTHY_S:
+                self._restarts = 0
+        return await worker.stop(self._run.drain_s)
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._run.stop.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _check_replicas(self) -> None:
+        """Ask every replica how it is; the first producer does it for all."""
+        if self._index != 0:
+            return
+        for name, replica in self._run.cluster.replicas.items():
+            try:
+                await asyncio.to_thread(replica.health, self._run.config.deadlines.queue)
+            except ActorUnavailableError as error:
+                raise ReplicaDiedError(f"{name} died: {error}") from error
 
     async def _recover(self, worker: AgentLoopWorkerHandle, error: ActorUnavailableError) -> None:
         self._restarts += 1
         self._log.warning("agent loop worker %d died: %s", self._index, error)
-        self._run.cluster.ledger.release_worker(worker.worker_id)
+        await asyncio.to_thread(self._run.cluster.ledger.release_worker, worker.worker_id)
         if self._restarts > MAX_RESTARTS:
-            raise RolloutError(
+            raise ActorUnavailableError(
                 f"agent loop worker {self._index} died {self._restarts} times; last: {error}"
             ) from error
-        await asyncio.sleep(BACKOFF_S * 2 ** (self._restarts - 1))
+        await self._stopped_within(BACKOFF_S * 2 ** (self._restarts - 1))

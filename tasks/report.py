@@ -1,11 +1,13 @@
 """What a person sees of a run: console lines, Prefect artifacts and events. Driver only."""
 
+import asyncio
 import itertools
 import json
 import logging
 import time
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -20,6 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rlcore.tracking.tracker import Tracking
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REQUEST_S = 30.0
+"""For one artifact; what is shown never holds the run up for longer."""
 
 TABLE_EVERY = 200
 """The metrics table is renewed every max(1, steps / TABLE_EVERY) steps."""
@@ -81,9 +88,11 @@ class Reporter:
         """Show the bar and make the progress artifact."""
         self._progress.start()
         self._progress.update(self._bar, completed=done_steps)
-        self._artifact = await acreate_progress_artifact(
-            progress=100.0 * done_steps / max(1, self._total),
-            description=f"run {self._run_id}: step {done_steps} of {self._total}",
+        self._artifact = await _shown_or_logged(
+            acreate_progress_artifact(
+                progress=100.0 * done_steps / max(1, self._total),
+                description=f"run {self._run_id}: step {done_steps} of {self._total}",
+            )
         )
 
     async def step(self, step: int, metrics: dict[str, float]) -> None:
@@ -97,15 +106,19 @@ class Reporter:
             self.first_step_s = time.monotonic() - self._began
         self._progress.update(self._bar, completed=step)
         if self._artifact is not None:
-            await aupdate_progress_artifact(
-                self._artifact,
-                progress=100.0 * step / max(1, self._total),
-                description=f"run {self._run_id}: step {step} of {self._total}",
+            await _shown_or_logged(
+                aupdate_progress_artifact(
+                    self._artifact,
+                    progress=100.0 * step / max(1, self._total),
+                    description=f"run {self._run_id}: step {step} of {self._total}",
+                )
             )
         self.event("step.completed", step=step, **_shown(metrics))
         if step % max(1, self._total // TABLE_EVERY) == 0 or step == self._total:
-            await acreate_table_artifact(
-                key="metrics", table=self._rows, description=f"metrics of run {self._run_id}"
+            await _shown_or_logged(
+                acreate_table_artifact(
+                    key="metrics", table=self._rows, description=f"metrics of run {self._run_id}"
+                )
             )
 
     async def generations(self, step: int, limit: int) -> None:
@@ -116,10 +129,12 @@ class Reporter:
         with path.open(encoding="utf-8") as file:
             lines = [json.loads(line) for line in itertools.islice(file, limit)]
         shown = ("prompt", "responses", "ground_truth", "score")
-        await acreate_table_artifact(
-            key="generations",
-            table=[{name: line[name] for name in shown} for line in lines],
-            description=f"validation of step {step} of run {self._run_id}",
+        await _shown_or_logged(
+            acreate_table_artifact(
+                key="generations",
+                table=[{name: line[name] for name in shown} for line in lines],
+                description=f"validation of step {step} of run {self._run_id}",
+            )
         )
 
     def event(self, name: str, **payload: Any) -> None:
@@ -142,6 +157,15 @@ class Reporter:
             self._console.print(
                 f"step {step:>4}/{self._total}  {text}", highlight=False, soft_wrap=True
             )
+
+
+async def _shown_or_logged(call: Awaitable[T]) -> T | None:
+    """Await a request of Prefect's server; one that fails is logged, and the run goes on."""
+    try:
+        return await asyncio.wait_for(call, REQUEST_S)
+    except Exception:
+        logger.exception("an artifact could not be written")
+        return None
 
 
 def _shown(metrics: dict[str, float]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The weight manager that hooks see: each call is a retriable Prefect task on the step's page."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.executor import require_executor
 from rlcore.types import CallKey
+from tasks.deadlines import PhaseDeadlines
 from tasks.retry import PHASE_OPTIONS
 
 
@@ -41,21 +43,24 @@ class TaskCheckpointManager:
         manager: CheckpointEngineManager,
         *,
         key: Callable[[str], CallKey],
-        deadline_s: Callable[[str], float],
+        deadlines: PhaseDeadlines,
     ) -> None:
         self._manager = manager
         self._key = key
-        self._deadline_s = deadline_s
+        self._deadlines = deadlines
         self.last_update: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _same, (self._manager,)
 
     def _call(self, method: str, *args: Any) -> Any:
-        call = manager_call.with_options(
-            name=method, timeout_seconds=self._deadline_s("update_weights")
-        )
-        return call.submit(self._manager, method, self._key(method), args).result()
+        deadline_s = self._deadlines.for_phase("update_weights")
+        call = manager_call.with_options(name=method, timeout_seconds=deadline_s)
+        began = time.monotonic()
+        result = call.submit(self._manager, method, self._key(method), args).result()
+        if method == "update_weights":
+            self._deadlines.record(method, time.monotonic() - began)
+        return result
 
     def update_weights(self, global_steps: int) -> dict[str, Any]:
         """Publish the trainer's weights to every replica; return bytes, seconds, version."""

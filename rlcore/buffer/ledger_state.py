@@ -88,6 +88,11 @@ class Partition:
     window_failed_groups: int = 0
     last_error: str = ""
 
+    def restart_window(self) -> None:
+        """Count failures from here."""
+        self.window_prompts = self.window_sessions = 0
+        self.window_failed_sessions = self.window_failed_groups = 0
+
 
 class LedgerState:
     """Prompts, leases and counters; changed by `apply` alone."""
@@ -197,8 +202,7 @@ class LedgerState:
         for uid in lease.uids:
             self._move(uid, "sampled").lease_id = lease.lease_id
         partition = self.partitions[lease.partition_id]
-        partition.window_prompts = partition.window_sessions = 0
-        partition.window_failed_sessions = partition.window_failed_groups = 0
+        partition.restart_window()
 
     def _apply_trained(self, event: Event) -> None:
         uids = [uid for lease_id in event["lease_ids"] for uid in self.leases.pop(lease_id).uids]
@@ -210,7 +214,9 @@ class LedgerState:
     def _apply_discard(self, event: Event) -> None:
         for uid in event["uids"]:
             self.leases.pop(self.prompts[uid].lease_id, None)
-            self._move(uid, "discarded")
+            prompt = self._move(uid, "discarded")
+            # A validation is judged by its own sessions, not by those of earlier ones.
+            self.partitions[prompt.partition_id].restart_window()
 
     def _apply_load(self, event: Event) -> None:
         saved = event["state"]

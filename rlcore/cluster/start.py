@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ NUM_EXECUTORS = 2
 """One that works, and one that is ready when the first was killed."""
 
 NUM_STORAGE_UNITS = 1
+RESOURCES_S = 5.0
+"""How long Ray may take to report its CPUs after it was joined."""
+
+START_CANCEL_S = 20.0
+"""How long a cancelled start waits for what it has begun, before it ends it."""
+
 QUEUE_CPUS = 1 + NUM_STORAGE_UNITS
 """Logical CPUs that TransferQueue's controller and storage ask for; our own actors ask for none."""
 
@@ -97,10 +104,14 @@ def _without_chatter() -> Iterator[None]:
 
 
 def _check_cpus(config: RunConfig) -> None:
-    free = ray.available_resources().get("CPU", 0.0)
-    if free < QUEUE_CPUS:
+    # The total: what is free is asked under the device lock, when the queue's host starts.
+    ends = time.monotonic() + RESOURCES_S
+    while (total := ray.cluster_resources().get("CPU", 0.0)) < QUEUE_CPUS:
+        if time.monotonic() < ends:
+            time.sleep(0.1)
+            continue
         raise ConfigError(
-            f"the Ray cluster at {config.ray.address or 'this machine'} has {free:g} free CPUs, "
+            f"the Ray cluster at {config.ray.address or 'this machine'} has {total:g} CPUs, "
             f"the run needs {QUEUE_CPUS}; start it with more (`ray start --head --num-cpus "
             f"{config.ray.num_cpus}`; logical ones, they reserve no core) or set ray.num_cpus"
         )
@@ -178,11 +189,16 @@ class Cluster:
         self._at_end("executors", self.executors.close)
         await asyncio.to_thread(self.executors.start)
         starters = (self._start_buffer, self._start_training, self._start_replicas)
-        started = await asyncio.gather(
-            *(asyncio.to_thread(start) for start in starters),
-            *(self._warm_up_executor() for _ in range(NUM_EXECUTORS)),
-            return_exceptions=True,
-        )
+        starting = [
+            *(asyncio.ensure_future(asyncio.to_thread(start)) for start in starters),
+            *(asyncio.ensure_future(self._warm_up_executor()) for _ in range(NUM_EXECUTORS)),
+        ]
+        try:
+            started = await asyncio.gather(*starting, return_exceptions=True)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled; it must not register an end after the ends have run.
+            await asyncio.wait(starting, timeout=START_CANCEL_S)
+            raise
         for failure in started:
             if isinstance(failure, BaseException):
                 raise failure

@@ -28,6 +28,7 @@ from rlcore.errors import (
     ActorUnavailableError,
     ConfigError,
     DeadlineExceededError,
+    ReplicaBusyError,
     RLCoreError,
     RolloutError,
 )
@@ -200,7 +201,8 @@ class LLMServer:
         """Free the memory of keys and values. A request or `wake_up` gets it again.
 
         Raises:
-            RolloutError: requests are in flight: abort or drain them first.
+            ReplicaBusyError: requests are in flight: abort or drain them first. One that was
+                cancelled goes away by itself, so the call may be tried again.
         """
         await self._control(key, self._do_sleep, "sleep")
 
@@ -435,7 +437,7 @@ class LLMServer:
 
     def _do_sleep(self, engine: Engine) -> None:
         if self._running:
-            raise RolloutError(
+            raise ReplicaBusyError(
                 f"{self.name}: sleep with {len(self._running)} requests in flight "
                 f"({', '.join(list(self._running)[:5])}): abort or drain them first"
             )

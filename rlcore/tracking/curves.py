@@ -13,19 +13,15 @@ def read_metrics(path: Path) -> dict[int, dict[str, float]]:
     return dict(sorted(by_step.items()))
 
 
-def best_validation(path: Path, *, up_to_step: int) -> tuple[int, float] | None:
-    """Return step and accuracy of the best validation so far, the first of equals; None if none."""
+def validation_scores(path: Path, *, up_to_step: int) -> dict[str, float]:
+    """Return step (as text, as in JSON) -> held-out accuracy of every validation so far."""
     if not path.is_file():
-        return None
-    scores = {
-        step: metrics["val-aux/accuracy"]
+        return {}
+    return {
+        str(step): metrics["val-aux/accuracy"]
         for step, metrics in read_metrics(path).items()
         if step <= up_to_step and "val-aux/accuracy" in metrics
     }
-    if not scores:
-        return None
-    best = max(scores, key=lambda step: (scores[step], -step))
-    return best, scores[best]
 
 
 def draw_curves(metrics_path: Path, folder: Path) -> list[Path]:

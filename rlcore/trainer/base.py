@@ -21,7 +21,7 @@ from rlcore.errors import ConfigError
 from rlcore.registry import Registry
 from rlcore.tracking.batch_metrics import batch_metrics
 from rlcore.trainer.advantage import compute_advantage
-from rlcore.trainer.checkpoint import CheckpointStore
+from rlcore.trainer.checkpoint import CheckpointStore, best_step
 from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
 from rlcore.trainer.run_folder import RunFolder
@@ -106,7 +106,7 @@ class PPOTrainer:
     def __init__(self, config: RunConfig, resources: TrainerResources) -> None:
         self.config = config
         self.global_steps = 0
-        self.state: dict[str, Any] = {"train_position": 0, "best_step": None, "best_score": None}
+        self.state: dict[str, Any] = {"train_position": 0, "scores": {}}
         self.run_id = resources.folder.run_id
         self.attempt = resources.attempt
         self.folder = resources.folder
@@ -210,7 +210,7 @@ class PPOTrainer:
 
     def _compute_old_log_prob(self, batch: BatchRef) -> Metrics:
         """Write `old_log_probs` and `entropy` of the batch under the current weights."""
-        return self.training.compute_log_prob(
+        return self.training.with_deadline(self.deadline_s).compute_log_prob(
             self._key(), self._partition("train"), self._leased(batch)
         )
 
@@ -226,7 +226,7 @@ class PPOTrainer:
 
     def _update_actor(self, batch: BatchRef) -> Metrics:
         """Make the inner step's optimizer steps; each is applied once, however often this runs."""
-        return self.training.update_actor(
+        return self.training.with_deadline(self.deadline_s).update_actor(
             self._key(), self._partition("train"), self._leased(batch)
         )
 
@@ -235,13 +235,13 @@ class PPOTrainer:
         key = self._key()
         rows = self.ledger.mark_trained(key, self.global_steps)
         attached_queue(self.config.deadlines.queue).clear(self._partition("train"), rows)
-        self.state["committed_step"] = self.global_steps
         return {}
 
     def _save_checkpoint(self) -> Metrics:
         """Write checkpoint `global_steps` and delete the ones that may go."""
         store = CheckpointStore(self.folder)
         key = self._key()
+        training = self.training.with_deadline(self.deadline_s)
         store.save(
             global_step=self.global_steps,
             attempt=self.attempt,
@@ -249,9 +249,12 @@ class PPOTrainer:
                 "state": self.state,
                 "ledger": self.ledger.state_dict(released_step=self.global_steps),
             },
-            write_actor=lambda path: self.training.save_checkpoint(key, path),
+            write_actor=lambda path: training.save_checkpoint(key, path),
         )
-        store.rotate(self.config.trainer.max_actor_ckpt_to_keep, best_step=self.state["best_step"])
+        store.rotate(
+            self.config.trainer.max_actor_ckpt_to_keep,
+            best_step=best_step(self.state["scores"], among=store.steps()),
+        )
         return {}
 
     def _validate(self) -> Metrics:
@@ -265,9 +268,7 @@ class PPOTrainer:
             folder=self.folder.path,
             deadline_s=self.deadline_s,
         )
-        score = metrics["val-aux/accuracy"]
-        if self.state["best_score"] is None or score > self.state["best_score"]:
-            self.state["best_score"], self.state["best_step"] = score, self.global_steps
+        self.state["scores"][str(self.global_steps)] = metrics["val-aux/accuracy"]
         return metrics
 
     # What phases share.

@@ -87,7 +87,8 @@ class CheckpointStore:
         """
         final = self.folder.path / f"global_step_{global_step}"
         staged = self.folder.path / f".global_step_{global_step}.attempt-{attempt}.tmp"
-        shutil.rmtree(staged, ignore_errors=True)
+        for left_over in self.folder.path.glob(".global_step_*.tmp"):
+            shutil.rmtree(left_over)  # of a try or an attempt that died in the middle
         (staged / "references").mkdir(parents=True)
         write_actor(staged / "actor")
         content = {"format_version": FORMAT_VERSION, "global_step": global_step, **trainer}
@@ -111,7 +112,10 @@ class CheckpointStore:
         pointer = self.folder.path / POINTER
         if not pointer.exists():
             return None
-        return self.at(int(pointer.read_text(encoding="utf-8").strip()))
+        text = pointer.read_text(encoding="utf-8").strip()
+        if not text.isdigit():
+            raise CheckpointError(f"{pointer} holds {text[:40]!r} instead of a step number")
+        return self.at(int(text))
 
     def at(self, global_step: int) -> Checkpoint:
         """Return the checkpoint of a step.
@@ -126,6 +130,18 @@ class CheckpointStore:
             )
         return Checkpoint(path=path, global_step=global_step)
 
+    def rewind(self, checkpoint: Checkpoint, attempt: int) -> None:
+        """Make `checkpoint` the latest: an attempt goes on from it, and later ones are abandoned.
+
+        They are kept as `abandoned_by_attempt_K/global_step_N`, out of the way of rotation.
+        """
+        aside = self.folder.path / f"abandoned_by_attempt_{attempt}"
+        for step in self.steps():
+            if step > checkpoint.global_step:
+                aside.mkdir(exist_ok=True)
+                (self.folder.path / f"global_step_{step}").rename(aside / f"global_step_{step}")
+        write_atomically(self.folder.path / POINTER, str(checkpoint.global_step))
+
     def steps(self) -> list[int]:
         """Return the steps that have a complete checkpoint, ascending."""
         found = self.folder.path.glob("global_step_*/trainer.json")
@@ -135,12 +151,15 @@ class CheckpointStore:
         """Delete all but the newest `keep` checkpoints; return the steps deleted.
 
         The best one (by validation) and those that something refers to are never deleted and do not
-        count. None keeps all.
+        count; the one that the pointer names is never deleted and counts. None keeps all.
         """
         if keep is None:
             return []
-        removable = [s for s in self.steps() if s != best_step and not self._is_referenced(s)]
-        doomed = removable[: max(0, len(removable) - keep)]
+        newest = self.latest()
+        kept_steps = {best_step, newest.global_step if newest else None}
+        removable = [s for s in self.steps() if s not in kept_steps and not self._is_referenced(s)]
+        keep -= newest is not None and newest.global_step != best_step
+        doomed = removable[: max(0, len(removable) - max(0, keep))]
         for step in doomed:
             shutil.rmtree(self.folder.path / f"global_step_{step}")
             logger.info("checkpoint of step %d deleted (max_actor_ckpt_to_keep=%d)", step, keep)
@@ -149,6 +168,17 @@ class CheckpointStore:
     def _is_referenced(self, step: int) -> bool:
         references = self.folder.path / f"global_step_{step}" / "references"
         return references.is_dir() and any(references.iterdir())
+
+
+def best_step(scores: dict[str, float], *, among: list[int]) -> int | None:
+    """Return the step with the best validation of those that have a checkpoint; first of equals.
+
+    Args:
+        scores: Step, as text, to held-out accuracy.
+        among: Steps that have a checkpoint.
+    """
+    candidates = [step for step in sorted(among) if str(step) in scores]
+    return max(candidates, key=lambda step: scores[str(step)], default=None)
 
 
 def checkpoint_from_path(path: Path) -> Checkpoint:

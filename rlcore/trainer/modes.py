@@ -4,7 +4,7 @@ from rlcore.trainer import sync
 from rlcore.trainer.base import TRAINERS, PPOTrainer
 
 BUILT_IN = (sync.PPOTrainerSync,)
-"""Importing this module registers them; a user's own come from `trainer.user_modules`."""
+"""Importing this module registers them. A mode is run once `trainer.v1.trainer_mode` admits it."""
 
 
 def get_trainer_cls(mode: str) -> type[PPOTrainer]:

@@ -50,8 +50,8 @@ PHASE_NAMES: tuple[str, ...] = (
     ADD_BATCH.name,
     SAMPLE_BATCH.name,
     *(phase.name for phase in BATCH_PHASES),
-    COMMIT_STEP.name,
     SAVE_CHECKPOINT.name,
+    COMMIT_STEP.name,
     "update_weights",
     VALIDATE.name,
 )

@@ -67,11 +67,14 @@ class RunFolder:
             folder = cls(path=path.resolve(), run_id=run_id)
             if not folder._record.exists():
                 folder._write({"run_id": run_id, "request": request, "attempts": []})
+            held = folder.record()["run_id"]
         except OSError as error:
             raise ConfigError(
                 f"trainer.default_local_dir/runs_root: cannot write {path}: {error.strerror}; "
                 "choose a folder that you may write to"
             ) from error
+        if held != run_id:
+            raise ConfigError(f"{path} holds run {held}, not {run_id}; choose another folder")
         return folder
 
     @classmethod

@@ -16,6 +16,9 @@ class WhichRun:
     run_id: str
     path: Path
     is_new: bool
+    """Whether nothing of it exists; a folder that others may write has to be asked again once the
+    devices are held.
+    """
     checkpoint: Checkpoint | None = None
     """Where it continues; None starts at step 0."""
 

@@ -11,6 +11,7 @@ from rlcore.errors import (
     ConfigError,
     DeadlineExceededError,
     FencedError,
+    ReplicaBusyError,
     RolloutError,
     WeightSyncError,
 )
@@ -179,7 +180,7 @@ def test_sleep_frees_and_a_request_wakes_with_the_committed_weights():
 def test_sleep_with_requests_in_flight_is_an_error_at_once():
     async def scenario(server, engine):
         (task,) = await _started(server, engine, "busy")
-        with pytest.raises(RolloutError, match=r"1 requests in flight \(busy\)"):
+        with pytest.raises(ReplicaBusyError, match=r"1 requests in flight \(busy\)"):
             await server.sleep(_key())
         assert server.state == "ready"
         await server.abort(_key())

@@ -6,7 +6,7 @@ import pytest
 
 from rlcore.errors import DataError
 from rlcore.tracking.batch_metrics import batch_metrics
-from rlcore.tracking.curves import best_validation, draw_curves, read_metrics
+from rlcore.tracking.curves import draw_curves, read_metrics, validation_scores
 from rlcore.tracking.tracker import TRACKERS, Tracking
 from rlcore.types import SampledBatch
 
@@ -51,15 +51,17 @@ def test_metrics_lines_are_read_back_and_a_later_attempt_wins(tmp_path):
     assert list((tmp_path / "tensorboard").glob("events.*"))
 
 
-def test_the_best_validation_is_the_first_of_equals_and_not_later_than_asked(tmp_path):
+def test_validation_scores_are_read_back_up_to_a_step(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert best_validation(path, up_to_step=9) is None
-    scores = {0: 0.1, 2: 0.4, 4: 0.4, 6: 0.9}
-    path.write_text(
-        "".join(json.dumps({"step": s, "val-aux/accuracy": a}) + "\n" for s, a in scores.items())
-    )
-    assert best_validation(path, up_to_step=4) == (2, 0.4)
-    assert best_validation(path, up_to_step=6) == (6, 0.9)
+    assert validation_scores(path, up_to_step=9) == {}
+    lines = [
+        {"step": 0, "val-aux/accuracy": 0.1},
+        {"step": 1},
+        {"step": 4, "val-aux/accuracy": 0.4},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert validation_scores(path, up_to_step=3) == {"0": 0.1}
+    assert validation_scores(path, up_to_step=4) == {"0": 0.1, "4": 0.4}
 
 
 def test_a_tracker_that_breaks_is_switched_off_and_the_others_go_on(tmp_path, caplog):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlcore.errors import CheckpointError, FencedError
-from rlcore.trainer.checkpoint import POINTER, CheckpointStore, checkpoint_from_path
+from rlcore.trainer.checkpoint import POINTER, CheckpointStore, best_step, checkpoint_from_path
 from rlcore.trainer.run_folder import RunFolder
 
 
@@ -81,6 +81,35 @@ def test_rotation_keeps_the_newest_the_best_and_the_referenced(store):
     assert store.rotate(2, best_step=2) == [6]
     assert store.steps() == [2, 4, 8, 10]
     assert store.rotate(None, best_step=None) == []
+
+
+def test_going_on_from_an_earlier_checkpoint_puts_the_later_ones_aside(store):
+    for step in (5, 10, 15, 20):
+        save(store, step)
+    store.rewind(store.at(5), attempt=2)
+    assert store.latest().global_step == 5
+    assert store.steps() == [5]
+    save(store, 8)
+    assert store.rotate(1, best_step=None) == [5]
+    assert store.latest().global_step == 8
+    assert (store.folder.path / "abandoned_by_attempt_2" / "global_step_20").is_dir()
+
+
+def test_rotation_never_deletes_the_checkpoint_that_the_pointer_names(store):
+    for step in (2, 4, 6):
+        save(store, step)
+    store.rewind(store.at(2), attempt=2)
+    for step in (3,):
+        save(store, step)
+    (store.folder.path / POINTER).write_text("2")
+    store.rotate(1, best_step=3)
+    assert store.latest().global_step == 2
+
+
+def test_the_best_step_is_one_that_has_a_checkpoint():
+    scores = {"0": 0.9, "2": 0.3, "4": 0.5, "6": 0.5}
+    assert best_step(scores, among=[2, 4, 6, 8]) == 4
+    assert best_step(scores, among=[8]) is None
 
 
 def test_a_checkpoint_of_another_format_is_refused_by_its_number(store):

@@ -27,6 +27,12 @@ def test_attempts_count_up_and_fence_the_older_one(tmp_path):
     assert again.record()["request"] == REQUEST
 
 
+def test_a_folder_that_holds_another_run_is_not_taken_over(tmp_path):
+    RunFolder.create(tmp_path / "r", run_id="first", request=REQUEST)
+    with pytest.raises(ConfigError, match="holds run first, not second"):
+        RunFolder.create(tmp_path / "r", run_id="second", request=REQUEST)
+
+
 def test_a_run_out_of_attempts_says_which_key_to_raise(tmp_path):
     folder = RunFolder.create(tmp_path / "r", run_id="r", request=REQUEST)
     folder.begin_attempt(max_attempts=1)
