@@ -44,6 +44,17 @@ def prepare_prefect_environment(runs_root: str | Path) -> str:
     return str(home)
 
 
+def prepare_ray_environment() -> None:
+    """Let this process join clusters that want a token, where the user has one.
+
+    A driver that joins by address is refused otherwise; Ray reads the mode when it is imported.
+    """
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    token = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    if token.is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
 def ui_environment(runs_root: str | Path, port: int) -> dict[str, str]:
     """Return the environment of a server, with UI, over the embedded database."""
     inherited = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}

@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 import importlib
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -68,9 +66,6 @@ def connect_ray(config: RunConfig) -> bool:
     if address is None:
         options |= {"address": "local", "num_cpus": config.ray.num_cpus, "include_dashboard": False}
     else:
-        # A cluster with a token refuses a driver that joins by address without this.
-        if (Path.home() / ".ray" / "auth_token").exists():
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
         options["address"] = address
     try:
         with _without_chatter():
