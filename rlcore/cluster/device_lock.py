@@ -61,9 +61,14 @@ async def waited_lock(
         await asyncio.to_thread(lock.__exit__, None, None, None)
 
 
-def local_device_lock(holder: str) -> HeldLock:
-    """Return the lock of this machine's devices, for a cluster that this process starts."""
-    folder = Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}"
+def local_device_lock(holder: str, folder: Path | None = None) -> HeldLock:
+    """Return the lock of this machine's devices, for a cluster that this process starts.
+
+    Args:
+        holder: Who asks, as others will read it.
+        folder: Where the lock's file lies; None: a folder of this user's for temporary files.
+    """
+    folder = folder or Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return HeldLock(folder / "devices.lock", holder=holder, what="this machine's devices")
 

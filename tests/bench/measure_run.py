@@ -19,6 +19,7 @@ import psutil
 
 SAMPLE_S = 2.0
 GIB = 1 << 30
+MOST_PSS = 10 * GIB
 
 
 def tree_pss_bytes(process):
@@ -69,7 +70,7 @@ def main():
     print(f"peak PSS of the process tree {peak[0] / GIB:.2f} GiB")
     if folder is not None:
         report_phases(folder)
-    sys.exit(code)
+    sys.exit(code or peak[0] > MOST_PSS)
 
 
 def report_phases(folder):

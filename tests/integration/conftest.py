@@ -22,10 +22,12 @@ class Project:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "RAY_"))}
         return {**kept, "HF_HUB_OFFLINE": "1", "TMPDIR": str(self.root / "tmp"), **extra}
 
-    def start(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, module: str = "flows.cli", **extra: str
+    ) -> subprocess.Popen[str]:
         """Start `rollflow ARGUMENTS` in the project."""
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=self.root,
             env=self.environment(**extra),
             stdout=subprocess.PIPE,

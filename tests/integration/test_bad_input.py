@@ -6,6 +6,8 @@ import pytest
 
 from rlcore.trainer.run_folder import HeldLock
 
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
 RAISES = """
 def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs):
     return 1 / 0
@@ -33,6 +35,13 @@ def test_what_is_missing_or_does_not_divide_is_named(project, override, message)
     assert message in text
     assert "Traceback" not in text
     assert runs_of(project, "bad") == []
+
+
+def test_the_module_is_the_same_command(project):
+    code, text = project.run("grpo-tiny", "data.train_files=none.parquet", module="flows.train")
+    assert code == 2
+    assert "none.parquet" in text
+    assert "Traceback" not in text
 
 
 def test_devices_that_another_run_holds_are_refused_with_its_name(project):

@@ -12,25 +12,20 @@ from rlcore.cluster.start import connect_ray, hold_devices
 from rlcore.config import load_config
 from rlcore.errors import ConfigError, DeviceLockError
 
-
-@pytest.fixture
-def lock_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-
 HOLD = (
-    "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+    "import sys; from pathlib import Path\n"
     "from rlcore.cluster.device_lock import local_device_lock\n"
-    "with local_device_lock('run alpha'): print('held', flush=True); sys.stdin.read()\n"
+    "with local_device_lock('run alpha', Path(sys.argv[1])):\n"
+    "    print('held', flush=True); sys.stdin.read()\n"
 )
 
 
-async def take(holder, wait_s):
-    async with waited_lock(lambda: local_device_lock(holder), wait_s=wait_s):
+async def take(holder, folder, wait_s):
+    async with waited_lock(lambda: local_device_lock(holder, folder), wait_s=wait_s):
         return "taken"
 
 
-def test_a_second_run_is_refused_with_the_name_of_the_first_and_may_wait(lock_folder, tmp_path):
+def test_a_second_run_is_refused_with_the_name_of_the_first_and_may_wait(tmp_path):
     first = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -42,10 +37,10 @@ def test_a_second_run_is_refused_with_the_name_of_the_first_and_may_wait(lock_fo
     try:
         assert first.stdout.readline() == "held\n"
         with pytest.raises(DeviceLockError, match=rf"held by run alpha \(pid {first.pid}"):
-            asyncio.run(take("run beta", 0))
+            asyncio.run(take("run beta", tmp_path, 0))
 
         async def wait_while_it_ends():
-            waiting = asyncio.create_task(take("run beta", 30))
+            waiting = asyncio.create_task(take("run beta", tmp_path, 30))
             await asyncio.sleep(0.5)
             assert not waiting.done()
             first.stdin.close()

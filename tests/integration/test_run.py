@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcore.tracking.curves import read_metrics
 
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
 STEPS = 4
 PHASES = [
     "add_batch_to_generate",
