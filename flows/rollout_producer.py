@@ -16,7 +16,12 @@ KILL_S = 10.0
 """For a worker that has not drained to be killed."""
 
 
-@flow(name="rollout_producer", flow_run_name="rollout-producer-{index}", persist_result=False)
+@flow(
+    name="rollout_producer",
+    flow_run_name="rollout-producer-{index}",
+    retries=0,
+    persist_result=False,
+)
 async def rollout_producer(index: int) -> dict[str, float]:
     """Keep AgentLoopWorker `index` alive until the run stops; return what it produced."""
     return await Supervisor(active_run(), index).run()

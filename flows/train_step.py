@@ -20,7 +20,7 @@ from rlcore.trainer.phases import (
 from tasks.lifecycle import ActiveRun, active_run
 
 
-@flow(name="train_step", persist_result=False, validate_parameters=False)
+@flow(name="train_step", retries=0, persist_result=False, validate_parameters=False)
 async def train_step(first_step: int, last_step: int) -> None:
     """Run steps `first_step` to `last_step` of the active run."""
     run = active_run()
@@ -50,7 +50,7 @@ async def run_step(run: ActiveRun, step: int) -> None:
     await run.end_step()
 
 
-@flow(name="start_run", flow_run_name="start-after-{step:04d}", persist_result=False)
+@flow(name="start_run", flow_run_name="start-after-{step:04d}", retries=0, persist_result=False)
 async def start_run(step: int) -> None:
     """Publish the weights that the attempt starts from, and validate them if asked to."""
     run = active_run()
@@ -63,7 +63,7 @@ async def start_run(step: int) -> None:
         await run.end_step()  # of a later step there is a report already
 
 
-@flow(name="end_run", flow_run_name="end-after-{step:04d}", persist_result=False)
+@flow(name="end_run", flow_run_name="end-after-{step:04d}", retries=0, persist_result=False)
 async def end_run(step: int) -> None:
     """Give the mode its last hook, on a page of its own: what it calls there are tasks."""
     del step

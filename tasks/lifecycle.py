@@ -35,7 +35,7 @@ from tasks.deadlines import PhaseDeadlines
 from tasks.phases import PHASE_TASKS
 from tasks.report import Reporter
 from tasks.retry import is_transient
-from tasks.runner import PhaseFuture, PhaseRunner
+from tasks.runner import PhaseFuture, PhaseRunner, RunnerOptions
 from tasks.weights import TaskCheckpointManager
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,10 @@ class ActiveRun:
         self.total_steps = config.total_steps(rows)
         self.deadlines = PhaseDeadlines(config)
         # Prefect types a runner by its futures; ours are not those of RayTaskRunner.
-        self.runner = cast("TaskRunner[Any]", PhaseRunner(cluster.executors))
+        self._phase_runner = PhaseRunner(
+            cluster.executors, RunnerOptions(run_id=folder.run_id, attempt=attempt)
+        )
+        self.runner = cast("TaskRunner[Any]", self._phase_runner)
         self.stop = asyncio.Event()
         self.drain_s = config.deadlines.drain
         resources = TrainerResources(
@@ -198,6 +201,8 @@ class ActiveRun:
         step = self.trainer.global_steps
         self._metrics["training/global_step"] = float(step)
         self._metrics["timing_s/step"] = time.monotonic() - self._step_began
+        retries = self._phase_runner.retry_counts()
+        self._metrics["training/phase_retries"] = float(sum(retries.values()))
         update = self._manager.last_update
         for name in ("bytes", "seconds", "gb_per_s", "version"):
             if name in update:

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import logging
-import time
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,8 +69,6 @@ class Reporter:
         self._tracking = Tracking(trackers, folder)
         self._artifact: UUID | None = None
         self._rows: list[dict[str, Any]] = []
-        self.first_step_s: float | None = None
-        self._began = time.monotonic()
         self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -102,8 +99,6 @@ class Reporter:
         self._line(step, metrics)
         if step == 0:
             return
-        if self.first_step_s is None:
-            self.first_step_s = time.monotonic() - self._began
         self._progress.update(self._bar, completed=step)
         if self._artifact is not None:
             await _shown_or_logged(

@@ -1,5 +1,6 @@
 """The whole tree: `RunConfig`, with sections `algorithm` and `reward`."""
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +100,14 @@ class RunConfig(Section):
                 {"message": "; ".join(map(str, problems)), "problems": problems},
             )
         return self
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of tensor maths in each process that computes, given or all cores of this host.
+
+        Said to torch by number: Ray sets OMP_NUM_THREADS=1 for actors that reserve no CPU.
+        """
+        return self.ray.num_threads or len(os.sched_getaffinity(0))
 
     @property
     def data_seed(self) -> int:

@@ -52,7 +52,7 @@ class EngineSpec:
             dtype=rollout.dtype,
             max_num_seqs=rollout.max_num_seqs,
             max_model_len=config.data.max_prompt_length + config.data.max_response_length,
-            num_threads=config.ray.num_threads,
+            num_threads=config.num_threads,
             trust_remote_code=model.trust_remote_code,
         )
 

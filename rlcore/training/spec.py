@@ -105,6 +105,6 @@ class TrainingSpec:
             entropy_coeff=actor.entropy_coeff,
             max_nonfinite_steps=config.trainer.max_nonfinite_steps,
             seed=config.seed,
-            num_threads=config.ray.num_threads,
+            num_threads=config.num_threads,
             full_determinism=rollout.full_determinism,
         )
