@@ -47,8 +47,11 @@ def prepare_prefect_environment(runs_root: str | Path) -> str:
 def prepare_ray_environment() -> None:
     """Let this process join clusters that want a token, where the user has one.
 
-    A driver that joins by address is refused otherwise; Ray reads the mode when it is imported.
+    A driver that joins by address is refused otherwise. Ray reads the mode when it is imported:
+    set later, it would reach only the processes that Ray starts, and these would refuse this one.
     """
+    if "ray" in sys.modules:
+        return
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     token = Path(named) if named else Path.home() / ".ray" / "auth_token"
     if token.is_file():

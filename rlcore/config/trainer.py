@@ -93,10 +93,10 @@ class DeadlinesConfig(Section):
     """Optimizer steps of the critic."""
     update_actor: Float | None = Field(default=None, gt=0)
     """Optimizer steps of the policy."""
-    commit_step: Float | None = Field(default=None, gt=0)
-    """Marking the step's prompts as trained and releasing their rows."""
     save_checkpoint: Float | None = Field(default=None, gt=0)
     """Writing a checkpoint."""
+    commit_step: Float | None = Field(default=None, gt=0)
+    """Marking the step's prompts as trained and releasing their rows."""
     update_weights: Float | None = Field(default=None, gt=0)
     """Bringing new weights to every replica."""
     validate_: Float | None = Field(default=None, gt=0, alias="validate")
@@ -138,8 +138,8 @@ PHASES = (
     "compute_advantage",
     "update_critic",
     "update_actor",
-    "commit_step",
     "save_checkpoint",
+    "commit_step",
     "update_weights",
     "validate",
 )

@@ -147,7 +147,7 @@ def test_the_model_refuses_by_itself_too():
         ("trainer.save_freq=-2", "greater than or equal to -1"),
         ("trainer.resume_mode=maybe", "'resume_path'"),
         ("deadlines.validate=0", "greater than 0"),
-        ("ray.num_cpus=0", "greater than or equal to 1"),
+        ("ray.num_cpus=0", "greater than or equal to 2"),
         ("seed=-1", "greater than or equal to 0"),
     ],
 )
