@@ -9,13 +9,16 @@ export PYTHONUNBUFFERED = 1
 # Threads that wait for each other sleep: spinning ones starve the other processes of a small machine.
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: train test test-prefect-lowest check bench setup setup-system model clean
+.PHONY: train test test-prefect test-prefect-lowest check bench setup setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
-test: setup ## Run the tests
-	$(BIN)/pytest --jaxtyping-packages=rlcore.algorithms,beartype.beartype
+test: setup ## Run the tests (at most 5 minutes on 2 cores)
+	$(BIN)/pytest -m "not slow" --jaxtyping-packages=rlcore.algorithms,beartype.beartype
+
+test-prefect: setup ## Whole runs as their users start them: deployment, cancel, bad input, model export
+	$(BIN)/pytest -m slow tests/integration
 
 test-prefect-lowest: $(LOWEST)/.done ## Runner contract tests on the lowest supported Prefect
 	$(LOWEST)/bin/pytest tests/flows/test_runner_contract.py

@@ -102,14 +102,25 @@ def _check_cpus(config: RunConfig) -> None:
     # The total: what is free is asked under the device lock, when the queue's host starts.
     ends = time.monotonic() + RESOURCES_S
     while (total := ray.cluster_resources().get("CPU", 0.0)) < QUEUE_CPUS:
-        if time.monotonic() < ends:
-            time.sleep(0.1)
-            continue
-        raise ConfigError(
-            f"the Ray cluster at {config.ray.address or 'this machine'} has {total:g} CPUs, "
-            f"the run needs {QUEUE_CPUS}; start it with more (`ray start --head --num-cpus "
-            f"{config.ray.num_cpus}`; logical ones, they reserve no core) or set ray.num_cpus"
-        )
+        if time.monotonic() >= ends:
+            break
+        time.sleep(0.1)
+    refuse_small_cluster(config, total)
+
+
+def refuse_small_cluster(config: RunConfig, total_cpus: float) -> None:
+    """Refuse a cluster that cannot hold the queue's actors, which would wait for ever.
+
+    Raises:
+        ConfigError: it has fewer than QUEUE_CPUS logical CPUs.
+    """
+    if total_cpus >= QUEUE_CPUS:
+        return
+    raise ConfigError(
+        f"the Ray cluster at {config.ray.address or 'this machine'} has {total_cpus:g} CPUs, "
+        f"the run needs {QUEUE_CPUS}; start it with more (`ray start --head --num-cpus "
+        f"{config.ray.num_cpus}`; logical ones, they reserve no core) or set ray.num_cpus"
+    )
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlcore.data.prepare import prepare_tiny
@@ -34,6 +35,16 @@ class Project:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def until(self, process: "subprocess.Popen[str]", beginning: str) -> list[psutil.Process]:
+        """Read the console up to a line; return the processes that then belong to the run."""
+        output = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            output.append(line)
+            if line.startswith(beginning):
+                return psutil.Process(process.pid).children(recursive=True)
+        pytest.fail(f"the run ended before {beginning!r}:\n" + "".join(output)[-4000:])
 
     def run(self, *arguments: str, timeout_s: float = 200, **extra: str) -> tuple[int, str]:
         """Run `rollflow ARGUMENTS` to its end; return exit code and output."""

@@ -5,10 +5,9 @@ import subprocess
 import sys
 
 import pytest
-import ray
 
 from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
-from rlcore.cluster.start import connect_ray, hold_devices
+from rlcore.cluster.start import hold_devices, refuse_small_cluster
 from rlcore.config import load_config
 from rlcore.errors import ConfigError, DeviceLockError
 
@@ -77,19 +76,8 @@ def test_devices_are_free_again_after_a_run_that_failed(ray_session):
             asyncio.run(fail())
 
 
-@pytest.mark.integration
-def test_a_cluster_with_too_few_cpus_is_refused_before_an_actor_starts(ray_session):
-    total = int(ray.cluster_resources()["CPU"])
-
-    @ray.remote(num_cpus=total - 1)
-    class Greedy:
-        def ready(self):
-            return True
-
-    greedy = Greedy.remote()
-    ray.get(greedy.ready.remote(), timeout=60)
-    try:
-        with pytest.raises(ConfigError, match=r"has 1 free CPUs, the run needs 2; start it with"):
-            connect_ray(load_config("grpo-tiny"))
-    finally:
-        ray.kill(greedy)
+def test_a_cluster_that_is_too_small_is_refused_with_the_sum_and_the_fix():
+    config = load_config("grpo-tiny", {"ray.address": "10.0.0.7:6379"})
+    with pytest.raises(ConfigError, match=r"at 10.0.0.7:6379 has 1 CPUs, the run needs 2; start"):
+        refuse_small_cluster(config, 1)
+    refuse_small_cluster(config, 2)

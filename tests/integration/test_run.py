@@ -1,4 +1,4 @@
-"""The whole path on the tiny model: a run that is killed, interrupted, and resumed after each.
+"""The whole path on the tiny model: a run that is killed in step 3 and resumed.
 
 Real CLI, embedded Prefect server, own Ray, TransferQueue, engine, trainer; looked at through what
 it leaves: the run folder and Prefect's database.
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcore.tracking.curves import read_metrics
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.integration
 
 STEPS = 4
 PHASES = [
@@ -35,58 +35,29 @@ PHASES = [
 ]
 
 
-CANCEL_S = 25
-"""Prefect's worker kills a cancelled run after 30 s; ours has to have freed everything by then."""
-
-
-def until_step(process, step):
-    """Read the console until `step` is reported; return the processes that belong to the run."""
-    output = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        output.append(line)
-        if line.startswith(f"step    {step}/{STEPS}"):
-            return psutil.Process(process.pid).children(recursive=True)
-    pytest.fail(f"the run ended before step {step}:\n" + "".join(output)[-4000:])
-
-
 @dataclass
 class Story:
-    """A run in three attempts: killed, interrupted, finished."""
+    """A run in two attempts: killed, finished."""
 
     folder: Path
     alive_after_kill: list
-    alive_after_interrupt: list
-    interrupt_s: float
-    interrupt_code: int
     text: str
 
 
 @pytest.fixture(scope="module")
 def story(project):
     process = project.start("train", "grpo-tiny", f"trainer.total_training_steps={STEPS}", "seed=3")
-    family = until_step(process, 3)
+    family = project.until(process, f"step    3/{STEPS}")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     _, alive_after_kill = psutil.wait_procs(family, timeout=30)
     (folder,) = (path for path in (project.root / "runs").iterdir() if path.name != ".prefect")
-
-    process = project.start("resume", folder.name)
-    family = until_step(process, 3)
-    began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    interrupt_s = time.monotonic() - began
-    _, alive_after_interrupt = psutil.wait_procs(family, timeout=5)
 
     code, text = project.run("resume", folder.name)
     assert code == 0, text[-4000:]
     return Story(
         folder=folder,
         alive_after_kill=alive_after_kill,
-        alive_after_interrupt=alive_after_interrupt,
-        interrupt_s=interrupt_s,
-        interrupt_code=process.returncode,
         text=text,
     )
 
@@ -105,18 +76,12 @@ def test_a_killed_driver_leaves_no_process(story):
     assert [p.cmdline()[:3] for p in story.alive_after_kill if p.is_running()] == []
 
 
-def test_ctrl_c_frees_everything_in_time_and_leaves_no_process(story):
-    assert story.interrupt_s < CANCEL_S
-    assert story.interrupt_code == 130
-    assert [p.cmdline()[:3] for p in story.alive_after_interrupt if p.is_running()] == []
-
-
 def test_each_attempt_goes_on_after_the_last_checkpoint(run):
     attempts = json.loads((run / "run.json").read_text())["attempts"]
-    assert [attempt.get("outcome") for attempt in attempts] == [None, "cancelled", "finished"]
+    assert [attempt.get("outcome") for attempt in attempts] == [None, "finished"]
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()]
-    # 0 is the start of attempt 1; the others start from checkpoint 2 and repeat step 3.
-    assert steps == [0, 1, 2, 3, 3, 3, 4]
+    # 0 is the start of attempt 1; attempt 2 starts from checkpoint 2 and repeats step 3.
+    assert steps == [0, 1, 2, 3, 3, 4]
     assert (run / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)
     assert (run / "global_step_2" / "trainer.json").exists()
 
@@ -127,7 +92,7 @@ def test_prefect_shows_how_each_attempt_ended_and_what_a_person_reads(story, dat
         "where f.name = 'train' order by r.start_time"
     ).fetchall()
     # Nobody was left to say that the killed one crashed.
-    assert [state for (state,) in states] == ["Running", "Cancelled", "Completed"]
+    assert [state for (state,) in states] == ["Running", "Completed"]
     artifacts = database.execute("select key, type, data from artifact").fetchall()
     progress = [data for key, kind, data in artifacts if kind == "progress"]
     assert float(progress[-1]) == 100.0
@@ -162,10 +127,9 @@ def test_metrics_tell_an_on_policy_run(run):
         assert metrics["training/prompts_fed"] == 4
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
         assert 0 <= metrics["critic/score/mean"] <= 1
-    # Attempts 1 and 2 published versions 3 and 4 for a step 3 that is lost: they are never given to
-    # other weights.
+    # Attempt 1 published version 3 for a step 3 that is lost: it is never given to other weights.
     versions = [by_step[step]["checkpoint_engine/version"] for step in range(1, STEPS + 1)]
-    assert versions == [1, 2, 5, 6]
+    assert versions == [1, 2, 4, 5]
     assert [s for s, m in by_step.items() if "val-aux/accuracy" in m] == [0, 2, 4]
     assert all(by_step[s]["val-aux/num_prompts"] == 16 for s in (0, 2, 4))
 
@@ -184,14 +148,14 @@ def test_curves_and_generations_before_and_after_are_there(run):
 def test_prefect_shows_one_page_per_step_and_one_task_run_per_phase(story, database):
     flows = database.execute("select name, state_name from flow_run order by start_time").fetchall()
     pages = [name for name, state in flows if name.startswith("step-") and state == "Completed"]
-    # Attempts 1 and 2 ended while they left the page of step 3.
+    # Attempt 1 ended while it left the page of step 3.
     assert pages[:2] == ["step-0001", "step-0002"]
     assert pages[-2:] == ["step-0003", "step-0004"]
     assert set(pages) == {"step-0001", "step-0002", "step-0003", "step-0004"}
     names = [name for name, _ in flows]
-    assert names.count("rollout-producer-0") == 3
+    assert names.count("rollout-producer-0") == 2
     assert names.count("start-after-0000") == 1
-    assert names.count("start-after-0002") == 2
+    assert names.count("start-after-0002") == 1
     tasks = [
         name
         for (name,) in database.execute(
@@ -210,13 +174,6 @@ def test_the_console_says_where_everything_is(run, story):
     assert f"step    {STEPS}/{STEPS}" in text
     for expected in (str(run / "model"), "accuracy before", "accuracy after", "rollflow ui"):
         assert expected in text
-
-
-def test_evaluating_the_run_gives_the_accuracy_of_its_last_validation(run, project):
-    last = read_metrics(run / "metrics.jsonl")[STEPS]["val-aux/accuracy"]
-    code, text = project.run("evaluate", run.name, "grpo-tiny")
-    assert code == 0, text[-4000:]
-    assert f"accuracy        {last:.3f}" in text
 
 
 def test_nothing_is_left_in_shared_memory(run):
