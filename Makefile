@@ -8,6 +8,7 @@ export HF_HUB_OFFLINE = 1
 export PYTHONUNBUFFERED = 1
 # Threads that wait for each other sleep: spinning ones starve the other processes of a small machine.
 export OMP_WAIT_POLICY = PASSIVE
+export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
 .PHONY: train test test-prefect test-prefect-lowest check bench setup setup-system model clean
 
