@@ -1,7 +1,7 @@
 """The `rollflow` command. Flows, torch and Prefect are imported inside the commands that need them.
 
-Exit codes: 0 done; 1 the run failed; 2 what was asked for cannot be done (one message, no
-traceback); 130 interrupted.
+Exit codes: 0 done; 1 the run failed; 2 what was asked for cannot be done, found before a run began
+(one message, no traceback); 130 interrupted.
 """
 
 import asyncio
@@ -26,9 +26,17 @@ from flows.environment import (
     prepare_prefect_environment,
     ui_environment,
 )
-from rlcore.errors import CheckpointError, ConfigError, DataError, DeviceLockError, RLCoreError
+from rlcore.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceLockError,
+    RLCoreError,
+    attempt_of,
+)
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+REFUSALS = (ConfigError, DataError, DeviceLockError, CheckpointError)
 
 app = typer.Typer(
     help="Post-train language models with reinforcement learning, as a Prefect workflow on Ray.",
@@ -188,7 +196,7 @@ def resume(
         path = Path(run) if (Path(run) / "run.json").is_file() else Path(runs_root) / run
         folder = RunFolder.open(path)
         request = folder.record()["request"]
-        values = {**request["overrides"], **overrides_as_dict(overrides or [])}
+        values = {**folder.last_overrides(), **overrides_as_dict(overrides or [])}
         resolved = resolve_config(request["preset"], values, request["config"])
         meant = resolved.config.run_folder(folder.run_id)
         if meant.resolve() != folder.path:
@@ -242,12 +250,10 @@ def told_clearly() -> Iterator[None]:
     """Turn errors that a user can act on into one message and an exit code."""
     try:
         yield
-    except (ConfigError, DataError, DeviceLockError, CheckpointError) as error:
-        _tell_error(error)
-        raise typer.Exit(REFUSED) from None
     except RLCoreError as error:
         _tell_error(error)
-        raise typer.Exit(FAILED) from None
+        asks_too_much = isinstance(error, REFUSALS) and not attempt_of(error)
+        raise typer.Exit(REFUSED if asks_too_much else FAILED) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.secho("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -340,7 +346,7 @@ def _tell_notices(notices: list[str]) -> None:
 
 def _tell_error(error: Exception) -> None:
     typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
-    typer.echo(str(error), err=True)
+    typer.echo("\n".join([str(error), *attempt_of(error)]), err=True)
 
 
 def _print_json(content: dict[str, Any]) -> None:

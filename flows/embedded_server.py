@@ -13,6 +13,8 @@ import sys
 
 import psutil
 
+from rlcore.errors import DeadlineExceededError
+
 START_S = 120
 STOP_S = 10.0
 
@@ -24,7 +26,7 @@ def start_embedded_server() -> str:
     """Start the temporary server that this process's flows will use; return its address.
 
     Raises:
-        RuntimeError: it did not start within START_S seconds.
+        DeadlineExceededError: it did not start within START_S seconds.
     """
     from prefect.server.api.server import SubprocessASGIServer
 
@@ -32,6 +34,11 @@ def start_embedded_server() -> str:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         server.start(timeout=START_S)
+    except RuntimeError as error:
+        raise DeadlineExceededError(
+            f"waited {START_S} s for Prefect's temporary server to start: {error}; if the machine "
+            "is only busy, try again, or set PREFECT_API_URL to a server that runs"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if server.server_process is not None:

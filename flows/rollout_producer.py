@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
 from rlcore.errors import RolloutError
 from tasks.lifecycle import ActiveRun, active_run
@@ -61,4 +61,9 @@ async def rollout_producers(run: ActiveRun) -> AsyncIterator[None]:
         _, late = await asyncio.wait(producers, timeout=run.drain_s + KILL_S)
         for producer in late:
             producer.cancel()
-        await asyncio.gather(*producers, return_exceptions=True)
+        results = await asyncio.gather(*producers, return_exceptions=True)
+        for index, result in enumerate(results):
+            if isinstance(result, Exception) and producers[index] not in ended:
+                get_run_logger().warning(
+                    "rollout producer %d failed while the run ended: %r", index, result
+                )

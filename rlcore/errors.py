@@ -30,6 +30,11 @@ class RLCoreError(Exception):
     """Base of all errors of rollflow."""
 
 
+def attempt_of(error: BaseException) -> list[str]:
+    """Return the notes on `error` that name the attempt it ended; none if no attempt had begun."""
+    return list(getattr(error, "__notes__", ()))
+
+
 class ConfigError(RLCoreError, ValueError):
     """The configuration cannot be run; the message lists every problem found."""
 

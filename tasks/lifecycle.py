@@ -296,7 +296,9 @@ async def open_run(
         stack.enter_context(folder.hold())
         text = json.dumps(resolved.config.model_dump(mode="json"), indent=2)
         write_atomically(folder.path / "config.json", text + "\n")
-        attempt = folder.begin_attempt(max_attempts=resolved.config.trainer.max_attempts)
+        attempt = folder.begin_attempt(
+            max_attempts=resolved.config.trainer.max_attempts, overrides=overrides
+        )
         await stack.enter_async_context(_recorded(folder, attempt))
         cluster = await stack.enter_async_context(
             _cluster(resolved, folder, attempt, resolved.config.total_steps(report.num_train))
@@ -317,7 +319,21 @@ async def open_run(
         stack.callback(_ACTIVE.reset, token)
         stack.callback(run.close)
         await run.reporter.begin(run.trainer.global_steps)
-        yield run
+        with _noted(folder, attempt):
+            yield run
+
+
+@contextlib.contextmanager
+def _noted(folder: RunFolder, attempt: int) -> Iterator[None]:
+    """Add to an error which attempt it ended, and what continues the run."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"This ended attempt {attempt} of run {folder.run_id} in {folder.path}; once the cause "
+            f"is gone, `rollflow resume {folder.run_id}` continues it"
+        )
+        raise
 
 
 @contextlib.asynccontextmanager

@@ -122,6 +122,10 @@ class Ledger:
             self._record({"op": "fence", "attempt": attempt})
             self._lease_until.clear()
 
+    def give_up(self, key: CallKey) -> None:
+        """Refuse a try of a phase from now on; its process is about to be killed."""
+        self._fence.give_up(key)
+
     def feed(self, key: CallKey, specs: Sequence[PromptSpec]) -> int:
         """Add prompts that are not there yet (by uid), in this order; return how many were new.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from rlcore.registry import Registry
@@ -78,8 +77,3 @@ class CheckpointEngine(Protocol):
 
 
 CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry("checkpoint engine")
-
-
-def segment_path(directory: str | Path, run_id: str) -> Path:
-    """Return the file in shared memory that the run's weights are published to."""
-    return Path(directory) / f"rollflow-{run_id}.weights"

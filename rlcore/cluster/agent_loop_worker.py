@@ -15,7 +15,12 @@ from rlcore.cluster.calls import await_reply, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import load_tokenizer
-from rlcore.errors import ActorUnavailableError, DeadlineExceededError, TransientError
+from rlcore.errors import (
+    ActorUnavailableError,
+    DeadlineExceededError,
+    RolloutError,
+    TransientError,
+)
 from rlcore.reward.function import load_reward_function
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
@@ -124,35 +129,48 @@ class AgentLoopWorkerActor:
     ) -> None:
         if log_address is not None:
             connect_log_stream(log_address, worker_id)
-        load_user_modules(config.trainer.user_modules)
-        model = config.actor_rollout_ref.model
         deadline_s = config.deadlines.queue
+        self._config = config
+        self._worker_id = worker_id
+        self._ledger = RayWorkerLedger(ledger, attempt, deadline_s)
+        self._queue = RayWorkerQueue(queue_host, attempt, deadline_s)
         self._router = Router(
             _wrap(replicas),
             full_determinism=config.actor_rollout_ref.rollout.full_determinism,
             empty_deadline_s=config.deadlines.start,
         )
-        self._worker = AgentLoopWorker(
-            config,
-            worker_id,
-            ledger=RayWorkerLedger(ledger, attempt, deadline_s),
-            queue=RayWorkerQueue(queue_host, attempt, deadline_s),
-            client=LLMServerClient(self._router, config.rollout_seed),
-            tokenizer=load_tokenizer(model.path, model.trust_remote_code),
-            reward_function=load_reward_function(config),
-        )
+        self._worker: AgentLoopWorker | None = None
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to claim prompts."""
-        if self._running is None:
-            self._running = asyncio.create_task(self._worker.run_forever())
+        """Load the user's code and begin to claim prompts.
+
+        Not in the constructor: Ray reports what that raises as the death of the actor, by which a
+        mistake in the user's code would look like a fault that a retry may cure.
+
+        Raises:
+            ConfigError: a user's module or function, or the tokenizer, cannot be loaded.
+        """
+        if self._running is not None:
+            return
+        load_user_modules(self._config.trainer.user_modules)
+        model = self._config.actor_rollout_ref.model
+        self._worker = AgentLoopWorker(
+            self._config,
+            self._worker_id,
+            ledger=self._ledger,
+            queue=self._queue,
+            client=LLMServerClient(self._router, self._config.rollout_seed),
+            tokenizer=load_tokenizer(model.path, model.trust_remote_code),
+            reward_function=load_reward_function(self._config),
+        )
+        self._running = asyncio.create_task(self._worker.run_forever())
 
     async def status(self) -> WorkerStatus:
         """Return what the worker has done; raises what ended it."""
         if self._running is not None and self._running.done():
             self._running.result()
-        return self._worker.status()
+        return self._started().status()
 
     async def set_replicas(self, replicas: Mapping[str, ActorHandle]) -> None:
         """Let exactly these replicas serve; requests in flight elsewhere go on."""
@@ -160,10 +178,15 @@ class AgentLoopWorkerActor:
 
     async def stop(self, drain_s: float) -> dict[str, float]:
         """Claim no more, let prompts end for up to `drain_s`; return the totals."""
-        self._worker.stop(drain_s)
+        self._started().stop(drain_s)
         if self._running is not None:
             await self._running
-        return self._worker.status().counters()
+        return self._started().status().counters()
+
+    def _started(self) -> AgentLoopWorker:
+        if self._worker is None:
+            raise RolloutError(f"{self._worker_id} was not started: call start() first")
+        return self._worker
 
 
 class AgentLoopWorkerHandle:

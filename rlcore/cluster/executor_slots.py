@@ -286,10 +286,12 @@ class ExecutorSlots:
                 timer.daemon = True
                 timer.start()
                 return
-            waiters = [*self._waiters]
         try:
             self._check_not_lost()
         except ExecutorDiedError as exc:
+            with self._lock:
+                waiters = [*self._waiters]
+                self._waiters.clear()
             for waiter in waiters:
                 waiter.set_exception(exc)
 

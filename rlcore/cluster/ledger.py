@@ -47,6 +47,11 @@ class LedgerActor:
         self._ledger.fence(attempt)
         self._wake()
 
+    async def give_up(self, key: CallKey) -> None:
+        """See Ledger.give_up; a wait of that try ends."""
+        self._ledger.give_up(key)
+        self._wake()
+
     async def feed(self, key: CallKey, specs: list[PromptSpec]) -> int:
         """See Ledger.feed."""
         num_new = self._ledger.feed(key, specs)

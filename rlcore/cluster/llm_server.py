@@ -15,8 +15,8 @@ from ray.actor import ActorHandle
 from rlcore.cluster.calls import await_reply, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.config import RunConfig
-from rlcore.rollout.engine import ENGINES, EngineSpec
-from rlcore.rollout.server import LLMServer
+from rlcore.rollout.engine import ENGINES, Engine, EngineSpec
+from rlcore.rollout.server import LLMServer, ServerDeadlines
 from rlcore.types import CallKey, TokenOutput, WeightMeta
 from rlcore.user_code import load_user_modules
 
@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 4096
 """Requests that one replica holds at a time; more wait in Ray."""
+
+REPLY_S = 30.0
+"""What a client waits beyond the replica's own deadline, whose message says more."""
 
 
 @ray.remote(  # pyright: ignore[reportCallIssue] (Ray's stubs know no concurrency_groups)
@@ -42,14 +45,20 @@ class LLMServerActor:
         run_id: str,
         attempt: int,
         name: str,
+        deadlines: ServerDeadlines,
         user_modules: Sequence[str] = (),
         log_address: LogAddress | None = None,
     ) -> None:
         if log_address is not None:
             connect_log_stream(log_address, name)
-        load_user_modules(user_modules)
+
+        def make_engine() -> Engine:
+            # Here, not above: what a constructor raises reaches the driver as a dead actor only.
+            load_user_modules(user_modules)
+            return ENGINES.get(spec.name)(spec)
+
         self._server = LLMServer(
-            lambda: ENGINES.get(spec.name)(spec), run_id=run_id, attempt=attempt, name=name
+            make_engine, run_id=run_id, attempt=attempt, name=name, deadlines=deadlines
         )
 
     @ray.method(concurrency_group="generate")
@@ -63,6 +72,11 @@ class LLMServerActor:
     async def partial(self, request_id: str) -> TokenOutput | None:
         """Return what a request has sampled so far."""
         return await self._server.partial(request_id)
+
+    @ray.method(concurrency_group="control")
+    async def give_up(self, key: CallKey) -> None:
+        """Refuse a try of a phase from now on."""
+        await self._server.give_up(key)
 
     @ray.method(concurrency_group="control")
     async def abort(self, key: CallKey) -> int:
@@ -143,14 +157,14 @@ class ReplicaClient:
         handle: Any,
         name: str,
         *,
-        control_deadline_s: float = 150.0,
-        load_deadline_s: float = 300.0,
+        deadlines: ServerDeadlines,
     ) -> None:
-        """Wrap `handle`; deadlines exceed the replica's own, whose messages say more."""
+        """Wrap `handle`; calls may take REPLY_S more than the replica's own deadlines."""
         self.handle = handle
         self.name = name
-        self._control_deadline_s = control_deadline_s
-        self._load_deadline_s = load_deadline_s
+        self._control_deadline_s = deadlines.control_s + REPLY_S
+        self._load_deadline_s = deadlines.load_s + REPLY_S
+        self._drain_deadline_s = deadlines.control_s + deadlines.request_s + REPLY_S
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
@@ -179,8 +193,9 @@ class ReplicaClient:
         """End what runs and close the gate; return how many requests were ended."""
         return self._get(self.handle.abort.remote(key), "abort")
 
-    def pause(self, key: CallKey, keep: bool, deadline_s: float | None = None) -> None:
+    def pause(self, key: CallKey, keep: bool) -> None:
         """Close the gate: freeze what runs (`keep`) or wait until it is finished."""
+        deadline_s = self._control_deadline_s if keep else self._drain_deadline_s
         self._get(self.handle.pause.remote(key, keep), "pause", deadline_s)
 
     def resume(self, key: CallKey) -> None:
@@ -219,7 +234,7 @@ class ReplicaClient:
 
     def wait_ready(self, deadline_s: float) -> None:
         """Return when the engine is built."""
-        self._get(self.handle.wait_ready.remote(deadline_s), "wait_ready", deadline_s + 30.0)
+        self._get(self.handle.wait_ready.remote(deadline_s), "wait_ready", deadline_s + REPLY_S)
 
     def kill(self) -> None:
         """End the replica's process."""
@@ -236,6 +251,7 @@ def start_replica(
     run_id: str,
     attempt: int,
     name: str,
+    deadlines: ServerDeadlines | None = None,
     user_modules: Sequence[str] = (),
     log_address: LogAddress | None = None,
 ) -> ReplicaClient:
@@ -246,18 +262,21 @@ def start_replica(
         run_id: whose calls it admits.
         attempt: fencing token.
         name: in messages, and as the source of its log records.
+        deadlines: of its waits, and of the calls of the returned client.
         user_modules: files that register things, e.g. an engine.
         log_address: where its log records go.
     """
+    deadlines = deadlines or ServerDeadlines()
     handle: ActorHandle = LLMServerActor.remote(  # pyright: ignore[reportAttributeAccessIssue]
         spec,
         run_id=run_id,
         attempt=attempt,
         name=name,
+        deadlines=deadlines,
         user_modules=list(user_modules),
         log_address=log_address,
     )
-    return ReplicaClient(handle, name)
+    return ReplicaClient(handle, name, deadlines=deadlines)
 
 
 def start_replicas(
@@ -278,6 +297,7 @@ def start_replicas(
             run_id=run_id,
             attempt=attempt,
             name=name,
+            deadlines=ServerDeadlines.from_config(config),
             user_modules=config.trainer.user_modules,
             log_address=log_address,
         )

@@ -17,6 +17,7 @@ import ray
 
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
+from rlcore.cluster.calls import wait_for_reply
 from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
 from rlcore.cluster.executor import ExecutorPool, PoolLimits
 from rlcore.cluster.ledger import LedgerClient, start_ledger
@@ -37,6 +38,9 @@ NUM_EXECUTORS = 2
 NUM_STORAGE_UNITS = 1
 RESOURCES_S = 5.0
 """How long Ray may take to report its CPUs after it was joined."""
+
+GIVE_UP_S = 5.0
+"""How long a collaborator may take to refuse a try from then on."""
 
 START_CANCEL_S = 20.0
 """How long a cancelled start waits for what it has begun, before it ends it."""
@@ -176,6 +180,7 @@ class Cluster:
         self.attempt = attempt
         self.total_steps = total_steps
         self.replicas: dict[str, ReplicaClient] = {}
+        self._collaborators: dict[str, Any] = {}
         self._undo = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
@@ -190,6 +195,7 @@ class Cluster:
         self.executors = ExecutorPool(
             NUM_EXECUTORS,
             user_modules=self.config.trainer.user_modules,
+            on_fence=self._give_up,
             limits=PoolLimits(start_deadline_s=self.config.deadlines.start),
         )
         self._at_end("executors", self.executors.close)
@@ -208,11 +214,31 @@ class Cluster:
         for failure in started:
             if isinstance(failure, BaseException):
                 raise failure
+        self._collaborators = {
+            "ledger": self.ledger.handle,
+            **{f"trainer rank {i}": handle for i, handle in enumerate(self.training.handles)},
+            **{name: replica.handle for name, replica in self.replicas.items()},
+        }
         self.checkpoint_manager = CheckpointEngineManager(
             self.training,
             self.replicas,
             backend=self.config.actor_rollout_ref.rollout.checkpoint_engine.backend,
         )
+
+    def _give_up(self, key: CallKey) -> None:
+        """Let every collaborator refuse a try whose executor is about to be killed.
+
+        One that does not answer is left: the executor dies all the same, and the next try refuses
+        the older one by its number.
+        """
+        replies = {name: h.give_up.remote(key) for name, h in self._collaborators.items()}
+        ends = time.monotonic() + GIVE_UP_S
+        for name, reply in replies.items():
+            left_s = max(0.1, ends - time.monotonic())
+            try:
+                wait_for_reply(reply, what=f"{name}.give_up", deadline_s=left_s)
+            except TransientError as error:
+                logger.warning("giving up %s: %s", key, error)
 
     async def _warm_up_executor(self) -> None:
         """Import torch in an executor now, so that the first phase does not wait for it."""

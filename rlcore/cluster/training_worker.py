@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.checkpoint_engine.base import segment_path
+from rlcore.checkpoint_engine.segment_file import hold_segment, remove_leftovers, segment_path
 from rlcore.cluster.calls import wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
@@ -28,21 +28,32 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY = "/dev/shm"
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+@ray.remote(  # pyright: ignore[reportCallIssue] (Ray's stubs know no concurrency_groups)
+    num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
+)
 class TrainingWorkerActor:
-    """One rank. Methods run one after the other; see TrainingWorker for what they do and raise."""
+    """One rank. Methods run one after the other; see TrainingWorker for what they do and raise.
 
-    def __init__(
-        self,
-        spec: TrainingSpec,
-        *,
-        queue_deadline_s: float,
-        user_modules: Sequence[str],
-        log_address: LogAddress | None,
-    ) -> None:
+    Only `give_up` has a lane of its own: it must not wait for the update that it ends.
+    """
+
+    def __init__(self, log_address: LogAddress | None) -> None:
         if log_address is not None:
             connect_log_stream(log_address, "trainer-rank-0")
+
+    def build(
+        self, spec: TrainingSpec, queue_deadline_s: float, user_modules: Sequence[str]
+    ) -> None:
+        """Load the model.
+
+        Not in the constructor: Ray reports what that raises as the death of the actor, by which a
+        damaged model folder would look like a fault that a retry may cure.
+
+        Raises:
+            ConfigError: a user's module or the model cannot be loaded.
+        """
         load_user_modules(user_modules)
+        hold_segment(segment_path(SHARED_MEMORY, spec.run_id))
         # Imported here: the driver imports this module, and needs neither model nor queue.
         from rlcore.buffer.transfer_queue import attached_queue
         from rlcore.training.worker import TrainingWorker
@@ -53,6 +64,11 @@ class TrainingWorkerActor:
     def state(self) -> dict[str, Any]:
         """See TrainingWorker.state."""
         return self._worker.state()
+
+    @ray.method(concurrency_group="control")
+    def give_up(self, key: CallKey) -> None:
+        """See TrainingWorker.give_up."""
+        self._worker.give_up(key)
 
     def compute_log_prob(
         self, key: CallKey, partition_id: str, batch: SampledBatch
@@ -116,6 +132,17 @@ class TrainingGroup:
             publish_dtype=self.publish_dtype,
             deadline_s=deadline_s,
         )
+
+    def build(
+        self, spec: TrainingSpec, queue_deadline_s: float, user_modules: Sequence[str]
+    ) -> None:
+        """Load the model in every rank.
+
+        Raises:
+            ConfigError: a user's module or the model cannot be loaded.
+            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+        """
+        self._call("build", spec, queue_deadline_s, list(user_modules))
 
     def state(self) -> dict[str, Any]:
         """Return rank 0's counters."""
@@ -253,24 +280,28 @@ def start_training_group(
     Raises:
         DeadlineExceededError: it is not ready within `deadlines.start`.
         ActorUnavailableError: it died while it started.
-        ConfigError: the learning-rate schedule lacks the number of steps.
+        ConfigError: the model cannot be loaded, or the learning-rate schedule lacks the number of
+            steps.
     """
     spec = TrainingSpec.from_config(
         config, run_id=run_id, attempt=attempt, folder=folder, total_steps=total_steps
     )
-    actor = TrainingWorkerActor.options(runtime_env={"env_vars": COMPUTE_ENVIRONMENT})
-    handle: ActorHandle = actor.remote(  # pyright: ignore[reportAssignmentType]
-        spec,
-        queue_deadline_s=config.deadlines.queue,
-        user_modules=config.trainer.user_modules,
-        log_address=log_address,
-    )
+    for path in remove_leftovers(SHARED_MEMORY):
+        logger.info("removed %s, the weights of a run that is dead", path)
+    actor: Any = TrainingWorkerActor
+    options = {"runtime_env": {"env_vars": COMPUTE_ENVIRONMENT}}
+    handle: ActorHandle = actor.options(**options).remote(log_address)
     group = TrainingGroup(
         [handle],
         run_id=run_id,
         publish_dtype=config.actor_rollout_ref.rollout.dtype,
         deadline_s=config.deadlines.start,
     )
-    state = group.state()
+    try:
+        group.build(spec, config.deadlines.queue, config.trainer.user_modules)
+        state = group.state()
+    except BaseException:
+        ray.kill(handle)
+        raise
     logger.info("trainer is ready: packing %s, %d threads", state["packing"], state["num_threads"])
     return group.with_deadline(config.deadlines.first_call)

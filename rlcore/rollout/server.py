@@ -2,9 +2,9 @@
 
 | waits | for | woken by | deadline |
 |---|---|---|---|
-| request (parked) | the gate to open | the engine thread, when it admits | `park_deadline_s` |
-| request (running) | its last token | the engine thread | `request_deadline_s` |
-| control call | its turn, between two steps | the engine thread | `control_deadline_s` |
+| request (parked) | the gate to open | the engine thread, when it admits | `request_s` |
+| request (running) | its last token | the engine thread | `request_s` |
+| control call | its turn, between two steps | the engine thread | `control_s`, `load_s` |
 | engine thread | a request, a command, an open gate | whoever brings one | looks once a second |
 
 States: loading -> ready; draining (finishes what runs) -> paused; asleep (no key/value memory);
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlcore.config import RunConfig
 from rlcore.errors import (
     ActorUnavailableError,
     ConfigError,
@@ -74,6 +75,24 @@ class _Pending:
     admitted: _Waiter
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerDeadlines:
+    """When a wait in a replica is overdue, in seconds."""
+
+    request_s: float = 600.0
+    """A request: to be admitted, and again to finish; also for what runs to drain."""
+    control_s: float = 120.0
+    """A control call: its turn between two steps of the engine, and its work."""
+    load_s: float = 300.0
+    """To load published weights."""
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> "ServerDeadlines":
+        """Read `deadlines.{session,control,start}`."""
+        deadlines = config.deadlines
+        return cls(request_s=deadlines.session, control_s=deadlines.control, load_s=deadlines.start)
+
+
 class LLMServer:
     """Generates for many callers and obeys control calls at once.
 
@@ -92,17 +111,13 @@ class LLMServer:
         run_id: str,
         attempt: int = 1,
         name: str = "replica 0",
-        park_deadline_s: float = 600.0,
-        request_deadline_s: float = 1800.0,
-        control_deadline_s: float = 120.0,
+        deadlines: ServerDeadlines | None = None,
     ) -> None:
         """Start the engine thread, which builds the engine; the state is `loading` until then."""
         self.name = name
         self._make_engine = make_engine
         self._fence = Fence(run_id, attempt)
-        self._park_deadline_s = park_deadline_s
-        self._request_deadline_s = request_deadline_s
-        self._control_deadline_s = control_deadline_s
+        self._deadlines = deadlines or ServerDeadlines()
         self._engine: Engine | None = None
         self._error: Exception | None = None
         self._is_paused = self._is_asleep = self._stopping = False
@@ -155,10 +170,10 @@ class LLMServer:
             self._wake.notify()
         try:
             await self._within(
-                pending.admitted, self._park_deadline_s, f"request {request_id} to be admitted"
+                pending.admitted, self._deadlines.request_s, f"request {request_id} to be admitted"
             )
             return await self._within(
-                pending.done, self._request_deadline_s, f"request {request_id} to finish"
+                pending.done, self._deadlines.request_s, f"request {request_id} to finish"
             )
         finally:
             if not pending.done.future.done() or pending.done.future.cancelled():
@@ -171,6 +186,10 @@ class LLMServer:
         return await self._command(lambda engine: engine.partial(request_id), "partial")
 
     # Control lane
+
+    async def give_up(self, key: CallKey) -> None:
+        """Refuse a try of a phase from now on; its process is about to be killed."""
+        self._fence.give_up(key)
 
     async def abort(self, key: CallKey) -> int:
         """Close the gate and end what runs: every request returns its tokens as `aborted`.
@@ -190,7 +209,7 @@ class LLMServer:
         drained = await self._control(key, lambda _: self._do_pause(), "pause", drain=not keep)
         if drained is not None:
             await self._within(
-                drained, self._request_deadline_s, f"{len(self._running)} requests to drain"
+                drained, self._deadlines.request_s, f"{len(self._running)} requests to drain"
             )
 
     async def resume(self, key: CallKey) -> None:
@@ -227,7 +246,11 @@ class LLMServer:
         Raises:
             WeightSyncError: not prepared, damaged, or of a version seen with other bytes.
         """
-        return await self._control(key, lambda e: self._update.load(e, meta), "load_weights")
+        self._fence.admit(key)
+        deadline_s = self._deadlines.load_s
+        return await self._command(
+            lambda e: self._update.load(e, meta), "load_weights", deadline_s=deadline_s
+        )
 
     async def commit_weights(self, key: CallKey, version: int) -> None:
         """Serve `version` from now on and open the gate; running requests go on with it.
@@ -273,7 +296,7 @@ class LLMServer:
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join, self._control_deadline_s)
+        await asyncio.to_thread(self._thread.join, self._deadlines.control_s)
 
     # Caller's side
 
@@ -307,7 +330,7 @@ class LLMServer:
             self._raise_if_dead()
             self._commands.append((action, waiter))
             self._wake.notify()
-        return await self._within(waiter, deadline_s or self._control_deadline_s, what)
+        return await self._within(waiter, deadline_s or self._deadlines.control_s, what)
 
     async def _within(self, waiter: _Waiter, deadline_s: float, what: str) -> Any:
         try:

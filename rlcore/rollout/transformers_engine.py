@@ -25,9 +25,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rlcore.errors import ConfigError
+from rlcore.pretrained import load_causal_lm
 from rlcore.rollout.engine import EngineRequest
 from rlcore.rollout.prefix_index import PrefixIndex
 from rlcore.rollout.sampling import SlotSampler, uniform
@@ -307,17 +308,13 @@ def _prefill_rows(length: int) -> int:
 def _load_model(path: str, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     if dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"rollout engine transformers: dtype {dtype!r}, not bfloat16 or float32")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=getattr(torch, dtype),
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=trust_remote_code,
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"actor_rollout_ref.model.path: cannot load {path}: {error}") from error
-    model.requires_grad_(False)
-    return model.eval()
+    model = load_causal_lm(
+        path,
+        getattr(torch, dtype),
+        trust_remote_code=trust_remote_code,
+        attn_implementation=ATTENTION_NAME,
+    )
+    return model.requires_grad_(False)
 
 
 def _check_model(config: Any, path: str, max_model_len: int) -> None:

@@ -29,7 +29,7 @@ from rlcore.errors import CheckpointError, ConfigError, DeviceLockError, FencedE
 def new_run_id(experiment_name: str) -> str:
     """Return a fresh run id: readable, sorted by time, without underscore or slash."""
     stem = "".join(c if c.isalnum() else "-" for c in experiment_name).strip("-").lower()
-    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -111,8 +111,12 @@ class RunFolder:
         """
         return HeldLock(self.path / "run.lock", holder=f"run {self.run_id}", what=str(self.path))
 
-    def begin_attempt(self, *, max_attempts: int) -> int:
+    def begin_attempt(self, *, max_attempts: int, overrides: dict[str, Any] | None = None) -> int:
         """Count and return this attempt's number, from 1. Call it while the folder is held.
+
+        Args:
+            max_attempts: Of the run.
+            overrides: What this attempt was asked for over the preset, kept for the next one.
 
         Raises:
             CheckpointError: the run has used its attempts.
@@ -124,7 +128,14 @@ class RunFolder:
                 f"run {self.run_id} has used its {max_attempts} attempts (trainer.max_attempts); "
                 "raise trainer.max_attempts to go on"
             )
-        record["attempts"].append({"attempt": attempt, "pid": os.getpid(), "began": time.time()})
+        record["attempts"].append(
+            {
+                "attempt": attempt,
+                "pid": os.getpid(),
+                "began": time.time(),
+                "overrides": overrides or {},
+            }
+        )
         self._write(record)
         return attempt
 
@@ -135,6 +146,12 @@ class RunFolder:
             ended=time.time(), outcome=outcome, message=message[:2000]
         )
         self._write(record)
+
+    def last_overrides(self) -> dict[str, Any]:
+        """Return the overrides of the newest attempt, which the next one goes on with."""
+        record = self.record()
+        newest = record["attempts"][-1] if record["attempts"] else {}
+        return newest.get("overrides", record["request"]["overrides"])
 
     def check_attempt(self, attempt: int) -> None:
         """Refuse an attempt that a later one has replaced.

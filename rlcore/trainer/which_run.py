@@ -36,7 +36,13 @@ def which_run(config: RunConfig, resume: str | None) -> WhichRun:
     """
     trainer = config.trainer
     if resume is not None:
-        return _continued(RunFolder.open(config.run_folder(resume)))
+        folder = RunFolder.open(config.run_folder(resume))
+        if folder.run_id != resume:
+            raise ConfigError(
+                f"run {resume} cannot be continued: {folder.path} (trainer.default_local_dir or "
+                f"runs_root) holds run {folder.run_id}; name that run, or its own folder"
+            )
+        return _continued(folder)
     local = Path(trainer.default_local_dir) if trainer.default_local_dir else None
     if trainer.resume_mode == "resume_path":
         return _from_checkpoint(Path(str(trainer.resume_from_path)), local)

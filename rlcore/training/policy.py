@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rlcore.algorithms.logits import token_entropy, token_logp
+from rlcore.pretrained import load_causal_lm
 from rlcore.training.attention import ATTENTION_NAME
 from rlcore.training.head import linear_logp_entropy
 from rlcore.training.layout import Layout, Packing, packed_layout, padded_layout
@@ -39,9 +40,9 @@ class Policy:
     ) -> None:
         self.dtype = dtype
         # dropout stays off (eval): log-probs before and during the update must be one function
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=torch.float32, trust_remote_code=trust_remote_code
-        ).eval()
+        self.model: PreTrainedModel = load_causal_lm(
+            model_path, torch.float32, trust_remote_code=trust_remote_code
+        )
         self.packing: Packing = packing
         if packing == "shared_prefix" and not _can_pack(self.model):
             logger.info("%s: attention is not plain causal; rows are padded", model_path)

@@ -15,8 +15,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rlcore.algorithms import masked_mean, offpolicy_metrics
-from rlcore.checkpoint_engine.base import segment_path
 from rlcore.checkpoint_engine.segment import write_tensors
+from rlcore.checkpoint_engine.segment_file import segment_path
 from rlcore.errors import FencedError, NonFiniteLossError
 from rlcore.fencing import Fence
 from rlcore.training.batches import Rows, check_rows, micro_batches, mini_batches
@@ -64,6 +64,10 @@ class TrainingWorker:
         self.versions = WeightVersions(Path(spec.folder) / "weight_version")
         self.progress = Progress()
         self._fence = Fence(spec.run_id, spec.attempt)
+
+    def give_up(self, key: CallKey) -> None:
+        """Refuse a try of a phase from now on; a call of it that runs goes on to its end."""
+        self._fence.give_up(key)
 
     def compute_log_prob(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
         """Return the columns `old_log_probs` and `entropy` under the current weights, and metrics.

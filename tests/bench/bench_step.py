@@ -5,6 +5,10 @@ B: the same phases and hooks called one after the other in this process: no Pref
    the same ledger, queue, trainer, engine and producers.
 Interleaved in one run: one step of A, one of B, and so on. Prints the median ratio A / B.
 
+Both sides of a pair have to do equal work, which training does not: the update leaves out groups
+whose sessions all score the same, and responses change their length as the policy learns. So the
+learning rate is next to nothing and the reward is noise, by which every group has an advantage.
+
     python tests/bench/bench_step.py [PRESET] [--pairs 6] [key=value ...]
 """
 
@@ -15,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from flows.environment import prepare_prefect_environment
 
@@ -22,6 +27,8 @@ TARGET = 1.05
 
 FIRST = 2
 """Steps that warm both sides up before the first pair."""
+NEXT_TO_NOTHING = 1e-30
+NOISE = Path(__file__).with_name("noise_reward.py")
 
 
 def bare_step(run, step):
@@ -104,6 +111,9 @@ def main():
             "trainer.save_freq": -1,
             "trainer.test_freq": -1,
             "trainer.logger": ["file"],
+            "trainer.total_training_steps": FIRST + 2 * options.pairs,
+            "actor_rollout_ref.actor.optim.lr": NEXT_TO_NOTHING,
+            "reward.custom_reward_function.path": str(NOISE),
             **overrides_as_dict(options.overrides),
         }
         pairs = asyncio.run(measure(options.preset, overrides, options.pairs))

@@ -128,6 +128,6 @@ def test_a_killed_replica_is_unavailable(ray_session, folder):
 
 def test_a_model_that_is_missing_is_a_user_error(ray_session, tmp_path):
     client: ReplicaClient = _start(tmp_path, "missing")
-    with pytest.raises(ConfigError, match="cannot load"):
+    with pytest.raises(ConfigError, match="the model cannot be loaded"):
         client.wait_ready(120)
     client.kill()

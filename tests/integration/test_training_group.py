@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from rlcore.buffer.transfer_queue import QueueClient
@@ -12,7 +13,7 @@ from rlcore.checkpoint_engine.segment import read_tensors
 from rlcore.cluster.queue_host import start_queue_host, stop_queue_host
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import load_config
-from rlcore.errors import ActorUnavailableError, FencedError
+from rlcore.errors import ActorUnavailableError, ConfigError, FencedError
 from rlcore.testing.tiny_model import build_tiny_model
 from rlcore.types import CallKey, SampledBatch
 
@@ -92,6 +93,24 @@ def test_errors_arrive_as_ours(bench: Bench):
     other = CallKey(run_id="another", attempt=1, global_step=1)
     with pytest.raises(FencedError, match="belongs to run training-run"):
         bench.group.publish_weights(other)
+
+
+def test_a_given_up_try_is_refused(bench: Bench):
+    key = call_key("update_actor", step=2)
+    ray.get([handle.give_up.remote(key) for handle in bench.group.handles])
+    with pytest.raises(FencedError, match="or this one given up"):
+        bench.group.update_actor(key, TRAIN, bench.batch)
+
+
+def test_a_damaged_model_is_the_users_error(bench: Bench, tmp_path: Path):
+    build_tiny_model(tmp_path / "model", num_layers=1, width=32)
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    config = load_config(
+        "grpo-tiny", {"actor_rollout_ref.model.path": str(tmp_path / "model"), "ray.num_threads": 1}
+    )
+    with pytest.raises(ConfigError, match=r"model.path=.*: the model cannot be loaded: Safetensor"):
+        start_training_group(config, run_id="another", attempt=1, folder=tmp_path)
 
 
 def test_a_dead_worker_is_named_and_its_segment_removed(bench: Bench):

@@ -41,3 +41,17 @@ def test_a_step_long_past_is_refused():
     fence.admit(key(20 - KEPT_STEPS + 1))
     with pytest.raises(FencedError, match="step 20 has been seen"):
         fence.admit(key(20 - KEPT_STEPS))
+
+
+def test_a_given_up_try_is_refused_before_the_next_one_is_seen():
+    fence = Fence("run-1", 1)
+    fence.admit(key(3, try_number=2))
+    fence.give_up(key(3, try_number=2))
+    with pytest.raises(FencedError, match="or this one given up"):
+        fence.admit(key(3, try_number=2))
+    fence.admit(key(3, phase="validate"))
+    fence.admit(key(3, try_number=3))
+    # Of another attempt or an older try: nothing changes.
+    fence.give_up(key(3, attempt=2, try_number=9))
+    fence.give_up(key(3, try_number=1))
+    fence.admit(key(3, try_number=3))

@@ -15,7 +15,7 @@ EXTEND = "from pkgutil import extend_path\n__path__ = extend_path(__path__, __na
 
 FLOWS = """
 import asyncio, json, os, sys
-from rlcore.errors import ConfigError, TransientError
+from rlcore.errors import ConfigError, DataError, TransientError
 
 HOME = os.environ.get("PREFECT_HOME")
 PREFECT_CAME_FIRST = "prefect" in sys.modules
@@ -26,6 +26,10 @@ async def FLOW(**parameters):
     end = parameters["overrides"].get("trainer.project_name", "well")
     if end == "user-error":
         raise ConfigError("reward function r.py: no function compute_score in it")
+    if end == "bad-row":
+        error = DataError("row 7 has no responses")
+        error.add_note("This ended attempt 1 of run r-1")
+        raise error
     if end == "fault":
         raise TransientError("the queue host died")
     if end == "crashed":
@@ -175,6 +179,11 @@ def test_train_uses_the_server_of_the_environment(project):
         ("seed=13", 2, "error: train.parquet row 7: prompt is no list of messages\n"),
         ("trainer.nnodes=2", 2, "error: 1 problem in the configuration"),
         ("trainer.project_name=user-error", 2, "error: reward function r.py: no function"),
+        (
+            "trainer.project_name=bad-row",
+            1,
+            "error: row 7 has no responses\nThis ended attempt 1 of run r-1\n",
+        ),
         ("trainer.project_name=fault", 1, "error: the queue host died\n"),
         ("trainer.project_name=crashed", 1, "error: executor died three times\n"),
         ("trainer.project_name=cancelled", 130, "cancelled\n"),

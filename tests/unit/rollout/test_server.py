@@ -15,7 +15,7 @@ from rlcore.errors import (
     RolloutError,
     WeightSyncError,
 )
-from rlcore.rollout.server import LLMServer
+from rlcore.rollout.server import LLMServer, ServerDeadlines
 from rlcore.testing.scripted_engine import ScriptedEngine
 from rlcore.types import CallKey, WeightMeta
 
@@ -297,7 +297,7 @@ def test_a_parked_request_is_overdue_and_says_why():
         await server.abandon_weights(_key(step=7), 6)
         assert "add late" not in engine.calls
 
-    _serve(scenario, park_deadline_s=0.05)
+    _serve(scenario, deadlines=ServerDeadlines(request_s=0.05))
 
 
 def test_a_hung_engine_is_overdue_and_health_still_answers():
@@ -312,7 +312,7 @@ def test_a_hung_engine_is_overdue_and_health_still_answers():
         gate.set()
         await task
 
-    _serve(scenario, ScriptedEngine(gate=gate), control_deadline_s=0.2)
+    _serve(scenario, ScriptedEngine(gate=gate), deadlines=ServerDeadlines(control_s=0.2))
 
 
 def test_cancelling_a_caller_ends_its_request():

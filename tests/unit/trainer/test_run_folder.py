@@ -27,6 +27,15 @@ def test_attempts_count_up_and_fence_the_older_one(tmp_path):
     assert again.record()["request"] == REQUEST
 
 
+def test_the_next_attempt_goes_on_with_the_overrides_of_the_last(tmp_path):
+    request = {**REQUEST, "overrides": {"seed": 1}}
+    folder = RunFolder.create(tmp_path / "r", run_id="r", request=request)
+    assert folder.last_overrides() == {"seed": 1}
+    folder.begin_attempt(max_attempts=3, overrides={"seed": 1})
+    folder.begin_attempt(max_attempts=3, overrides={"seed": 1, "trainer.total_epochs": 2})
+    assert folder.last_overrides() == {"seed": 1, "trainer.total_epochs": 2}
+
+
 def test_a_folder_that_holds_another_run_is_not_taken_over(tmp_path):
     RunFolder.create(tmp_path / "r", run_id="first", request=REQUEST)
     with pytest.raises(ConfigError, match="holds run first, not second"):

@@ -43,6 +43,14 @@ def test_resume_continues_the_last_checkpoint_or_starts_over_without_one(tmp_pat
         which_run(config(tmp_path), "c")
 
 
+def test_resume_of_another_run_than_lies_in_default_local_dir(tmp_path):
+    local = tmp_path / "mine"
+    make_run(local, "a", 2)
+    assert which_run(config(tmp_path, default_local_dir=local), "a").run_id == "a"
+    with pytest.raises(ConfigError, match=r"run b cannot be continued: .*mine .* holds run a"):
+        which_run(config(tmp_path, default_local_dir=local), "b")
+
+
 def test_auto_continues_what_lies_in_default_local_dir(tmp_path):
     local = tmp_path / "mine"
     assert which_run(config(tmp_path, default_local_dir=local), None).is_new
