@@ -16,7 +16,7 @@ _BYTES = {"int64": 8, "float32": 4}
 def settings(config: RunConfig, *, show_all: bool = False) -> dict[str, Any]:
     """Return dotted keys and values: those that differ from the defaults, or all.
 
-    Keys without a default always differ.
+    Keys without a default always differ; keys that are not read are left out.
     """
     tree: Tree = config.model_dump(mode="json")
     return {
