@@ -1,0 +1,73 @@
+"""Whether every name that a configuration chooses by is registered, once user modules are loaded.
+
+The configuration layer knows what ships without importing it; what a file of
+`trainer.user_modules` registers is known only after the file was loaded. This happens in the
+driver, before Ray or anything else is started.
+"""
+
+from typing import Any
+
+from rlcore.agent_loop import single_turn
+from rlcore.agent_loop.base import AGENT_LOOPS
+from rlcore.algorithms import ADV_ESTIMATORS, POLICY_LOSSES
+from rlcore.checkpoint_engine import naive
+from rlcore.checkpoint_engine.base import CHECKPOINT_ENGINES
+from rlcore.config import RunConfig
+from rlcore.config.names import KINDS, NamedKind
+from rlcore.config.problems import Problem, report
+from rlcore.errors import ConfigError
+from rlcore.registry import Registry
+from rlcore.rollout.engine import ENGINES
+from rlcore.tracking.tracker import TRACKERS
+from rlcore.trainer import modes
+from rlcore.trainer.base import TRAINERS
+from rlcore.user_code import load_user_modules
+
+BUILT_IN = (single_turn, naive, modes)
+"""Importing these registers what ships."""
+
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "algorithm.adv_estimator": ADV_ESTIMATORS,
+    "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSSES,
+    "trainer.v1.trainer_mode": TRAINERS,
+    "actor_rollout_ref.rollout.name": ENGINES,
+    "actor_rollout_ref.rollout.agent.default_agent_loop": AGENT_LOOPS,
+    "actor_rollout_ref.rollout.checkpoint_engine.backend": CHECKPOINT_ENGINES,
+    "trainer.logger": TRACKERS,
+}
+
+
+def registered_names(key: str) -> list[str]:
+    """Return the names that can be chosen at a key now, sorted."""
+    # The console is the flow's own progress line and needs no tracker.
+    extra = {"console"} if key == "trainer.logger" else set[str]()
+    return sorted({*_REGISTRIES[key].names(), *extra})
+
+
+def check_registered(config: RunConfig) -> None:
+    """Load the user modules, and check every name that nothing built in has.
+
+    Raises:
+        ConfigError: a user module cannot be loaded, or names are registered nowhere; all are
+            listed.
+    """
+    load_user_modules(config.trainer.user_modules)
+    problems = [
+        _unregistered(kind, name, config)
+        for kind in KINDS
+        for name in kind.read(config)
+        if name not in kind.works and name not in registered_names(kind.key)
+    ]
+    if problems:
+        raise ConfigError(report(problems, "after loading trainer.user_modules"))
+
+
+def _unregistered(kind: NamedKind, name: str, config: RunConfig) -> Problem:
+    files = ", ".join(config.trainer.user_modules)
+    return Problem(
+        path=kind.key,
+        value=name,
+        reason=f"no {kind.kind} of that name is registered, not by {files} either",
+        fix=f"register it there ({kind.registered_by}), or choose from "
+        f"{', '.join(registered_names(kind.key))}",
+    )
