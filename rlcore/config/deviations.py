@@ -25,7 +25,7 @@ class Deviation:
     restore: str
     """The setting that restores verl's behaviour, or why there is none."""
     script: dict[str, Any] | None = None
-    """What a script of verl's means where it says nothing; None: nothing that is computed changes."""
+    """What a script of verl's means where it says nothing; None: the same is computed."""
 
 
 DEVIATIONS: tuple[Deviation, ...] = (

@@ -1,8 +1,8 @@
 """A script of verl's, read: which of its keys are honoured, satisfied, refused.
 
 `python3 -m verl.trainer.main_ppo key=value …`, with all that shells do to it, or the list of
-overrides alone. verl's defaults stand where the script says nothing and ours would compute something
-else (`rlcore.config.deviations`), so that its meaning is kept.
+overrides alone. verl's defaults stand where the script says nothing and ours would compute
+something else (`rlcore.config.deviations`), so that its meaning is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +48,8 @@ def read_script(text: str, environment: Mapping[str, str]) -> tuple[list[str], l
     Raises:
         ConfigError: it starts something else than verl's PPO trainer, or nothing.
     """
-    commands = read_commands(_text_of(text), environment)
+    script = _text_of(text)
+    commands = read_commands(script, environment, has_assignments=_FILE[:-3] in script)
     words = _words_of_main(commands)
     overrides: list[str] = []
     problems: list[Problem] = []
@@ -99,7 +100,7 @@ def _words_of_main(commands: list[list[str]]) -> list[str]:
 
 
 def _is_main(word: str) -> bool:
-    return word == MODULE or word.endswith(f"/{_FILE}") or word == _FILE
+    return word in {MODULE, _FILE} or word.endswith(f"/{_FILE}")
 
 
 def _is_python(words: Sequence[str]) -> bool:

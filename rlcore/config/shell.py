@@ -2,7 +2,7 @@
 
 Enough of the shell for scripts that start a training; nothing is executed. What is not followed
 (command substitution, variables that are not set, or set under a condition) leaves a mark with the
-reason in the word it would be part of, and `unknown_in` finds it: words that nobody needs do no harm.
+reason in the word it would be part of; `unknown_in` finds it. Words that nobody needs do no harm.
 """
 
 import ast
@@ -23,22 +23,25 @@ _SUMS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
+    ast.Div: lambda left, right: left // right,
     ast.Mod: operator.mod,
 }
 
 Variables = dict[str, list[str]]
 
 
-def read_commands(text: str, environment: Mapping[str, str]) -> list[list[str]]:
+def read_commands(
+    text: str, environment: Mapping[str, str], *, has_assignments: bool = True
+) -> list[list[str]]:
     """Return the words of every command of a script, with variables put in.
 
     Args:
         text: The script.
         environment: Variables that are set before it starts.
+        has_assignments: Whether `name=value` sets a variable, or is a word like any other.
     """
     variables = {name: [value] for name, value in environment.items()}
-    return _Reader(text, variables).commands()
+    return _Reader(text, variables, has_assignments).commands()
 
 
 def unknown_in(word: str) -> str | None:
@@ -54,9 +57,10 @@ def _unknown(reason: str) -> str:
 class _Reader:
     """One pass over a text."""
 
-    def __init__(self, text: str, variables: Variables) -> None:
+    def __init__(self, text: str, variables: Variables, has_assignments: bool = False) -> None:
         self._text = text
         self._variables = variables
+        self._has_assignments = has_assignments
         self._position = 0
         self._depth = 0  # of conditions and loops
 
@@ -118,7 +122,7 @@ class _Reader:
         return words
 
     def _assignment_or_word(self, words: list[str]) -> None:
-        can_assign = not words or words[0] in _DECLARING
+        can_assign = self._has_assignments and (not words or words[0] in _DECLARING)
         match = _ASSIGNMENT.match(self._text, self._position) if can_assign else None
         if match is None:
             words += self._word()
