@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlcore.config.base import Int, Paths, Section
+from rlcore.config.base import Paths, Prompts, Section, Seed, Tokens
 
 
 class DataConfig(Section):
@@ -14,11 +14,11 @@ class DataConfig(Section):
     """Parquet files of training prompts in verl's row format; one path or a list."""
     val_files: Paths = Field(min_length=1)
     """Parquet files of held-out prompts; one path or a list."""
-    train_batch_size: Int = Field(default=1024, ge=1)
+    train_batch_size: Prompts = Field(default=1024, ge=1)
     """Prompts per step."""
-    max_prompt_length: Int = Field(default=512, ge=1)
+    max_prompt_length: Tokens = Field(default=512, ge=1)
     """Tokens of a prompt at most, chat template included."""
-    max_response_length: Int = Field(default=512, ge=1)
+    max_response_length: Tokens = Field(default=512, ge=1)
     """Tokens of a response at most, tool tokens included."""
     prompt_key: str = "prompt"
     """Column of the chat messages."""
@@ -30,11 +30,11 @@ class DataConfig(Section):
     """What happens to a prompt that is too long and not filtered."""
     shuffle: bool = True
     """Shuffle the training prompts anew in every epoch."""
-    seed: Int | None = Field(default=None, ge=0)
+    seed: Seed | None = Field(default=None, ge=0)
     """Seed of the order of the prompts; null: the run's `seed`."""
-    train_max_samples: Int = Field(default=-1, ge=-1)
+    train_max_samples: Prompts = Field(default=-1, ge=-1)
     """Use only this many rows of the training files; -1: all."""
-    val_max_samples: Int = Field(default=-1, ge=-1)
+    val_max_samples: Prompts = Field(default=-1, ge=-1)
     """Use only this many rows of the validation files; -1: all."""
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed on to the tokenizer's chat template."""

@@ -47,8 +47,8 @@ class Hint(SchemaNote):
 Marker = NotYet | Hint
 
 # --- issue "Algorithms and the training engine"
-CRITIC: Final = NotYet(reason="there is no critic yet: grpo needs none")
-CRITIC_SWITCH: Final = NotYet(reason="there is no critic yet: grpo needs none", satisfied=(False,))
+CRITIC: Final = NotYet(reason="there is no critic yet")
+CRITIC_SWITCH: Final = NotYet(reason=CRITIC.reason, satisfied=(False,))
 DISCOUNT: Final = NotYet(reason="no estimator that discounts is there yet")
 KL: Final = NotYet(reason="no KL penalty is computed yet: there is no reference model")
 KL_WEIGHT: Final = NotYet(reason=KL.reason, satisfied=(0,))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _BRACES: Final = re.compile(r"(\w+)(?:\[[@*]\])?(?::?-(.*))?", re.DOTALL)
 _MARK: Final = re.compile("\ue000(.*?)\ue001")
 _OPENING: Final = frozenset({"if", "for", "while", "until", "case", "{", "select"})
@@ -133,6 +133,8 @@ class _Reader:
             value = self._array()
         else:
             value = [" ".join(self._word())]
+        if match[2]:
+            value = [*self._variables.get(match[1], []), *value]
         if self._depth > 0:
             value = [_unknown(f"the variable {match[1]} is set in a condition or loop")]
         self._variables[match[1]] = value
@@ -167,8 +169,9 @@ class _Reader:
                 self._take()
                 parts[-1] += self._take_to("'")
             elif char == '"':
-                is_quoted = True
-                _join(parts, self._double_quoted())
+                quoted = self._double_quoted()
+                is_quoted = is_quoted or bool(quoted)
+                _join(parts, quoted)
             elif char == "$":
                 _join(parts, [part for text in self._expansion() for part in _split(text)])
             elif char == "`":
@@ -180,24 +183,27 @@ class _Reader:
         return parts if is_quoted or parts != [""] else []
 
     def _double_quoted(self) -> list[str]:
+        """Return the words of a quotation: one, or what `"${ARRAY[@]}"` and `"$@"` hold."""
         self._take()
         parts: list[str] = [""]
+        is_empty_list = False
         while self._position < len(self._text) and self._peek() != '"':
             if self._peek() == "\\" and self._peek(2)[1:] in ("$", '"', "\\", "`", "\n"):
                 escaped = self._take(2)[1]
                 parts[-1] += "" if escaped == "\n" else escaped
             elif self._peek() == "$":
-                _join(parts, self._expansion())
+                words = self._expansion()
+                is_empty_list = is_empty_list or not words
+                _join(parts, words)
             else:
                 parts[-1] += self._take()
         self._take()
-        return parts
+        return [] if is_empty_list and parts == [""] else parts
 
     def _expansion(self) -> list[str]:
         self._take()
         if self._peek(2) == "((":
-            self._take(2)
-            return [self._sum(self._take_to("))"))]
+            return [self._sum(self._step_over_brackets("(", ")"))]
         if self._peek() == "(":
             self._step_over_brackets("(", ")")
             return [_unknown("a command in $(…) is not run")]

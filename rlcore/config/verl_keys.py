@@ -91,7 +91,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
     (f"{_A}model.use_shm", (False,), "the model is read where it lies", LEAVE_OUT),
     (f"{_A}model.external_lib", (None,), "modules of yours have a key of their own",
      "list files in trainer.user_modules"),
-    (f"{_A}model.override_config", ({},), "the model's own config.json holds",
+    (f"{_A}model.override_config.*", ({},), "the model's own config.json holds",
      "change config.json in the model folder"),
     (f"{_A}model.custom_chat_template", (None,), "the tokenizer's chat template holds",
      "change it in the model folder"),

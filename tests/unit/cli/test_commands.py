@@ -152,6 +152,7 @@ def test_train_checks_runs_and_tells(project):
         "prefect_first": False,
         "preset": "grpo-tiny",
         "overrides": {"trainer.logger": ["file"], "seed": 4},
+        "config": None,
     }
     told = result.stdout.splitlines()
     assert told[0] == "training prompts 64"
