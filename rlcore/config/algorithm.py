@@ -9,7 +9,6 @@ from rlcore.config.base import (
     Batches,
     Count,
     Factor,
-    Float,
     LogProb,
     Section,
     Share,
@@ -25,7 +24,7 @@ from rlcore.config.pending import (
     KL_WEIGHT,
 )
 
-Threshold = Float | str | None
+Threshold = Factor | str | None
 
 
 class KLControlConfig(Section):
@@ -59,7 +58,7 @@ class RolloutCorrectionConfig(Section):
 
     rollout_is: Annotated[Literal["token", "sequence"] | None, CORRECTION] = None
     """Importance weights per token or per sequence; null: none."""
-    rollout_is_threshold: Annotated[Float | str, CORRECTION] = 2.0
+    rollout_is_threshold: Annotated[Factor | str, CORRECTION] = 2.0
     """A number: weights are cut to it (TIS); `"lo_hi"`: weights outside are 0 (IcePop)."""
     rollout_is_batch_normalize: Annotated[bool, CORRECTION] = False
     """Divide the weights by their mean."""

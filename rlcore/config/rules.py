@@ -5,6 +5,7 @@ about a default that stands in for a wrong value.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from rlcore.config import rules_algorithm, rules_async, rules_batches, rules_devices, rules_rollout
 from rlcore.config.names import unknown_names
@@ -40,9 +41,18 @@ RULES: tuple[Rule, ...] = (
 
 
 def broken_rules(config: RunConfig) -> list[Problem]:
-    """Return the problems that all rules find in `config`, one per key."""
+    """Return the problems that all rules find in `config`, one per key with all its reasons."""
     found: dict[str, Problem] = {}
     for rule in RULES:
         for problem in rule(config):
-            found.setdefault(problem.path, problem)
+            first = found.get(problem.path)
+            found[problem.path] = problem if first is None else _joined(first, problem)
     return list(found.values())
+
+
+def _joined(first: Problem, second: Problem) -> Problem:
+    return replace(
+        first,
+        reason=f"{first.reason}; besides, {second.reason}",
+        involves=(*first.involves, *second.involves),
+    )

@@ -89,7 +89,7 @@ TABLE = {
     ),
 }
 
-# What is left once model, data, engine and devices are the tiny ones: the features that are missing.
+# What is left once model, data, engine and devices are the tiny ones: missing features.
 MISSING = {
     "ppo": {
         "algorithm.adv_estimator",
