@@ -85,13 +85,20 @@ def _is_named_by_a_process(run_id: str) -> bool:
     """Whether a process has a file of the run open or mapped: its lock, journal or weights."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            opened = [str(link.readlink()) for link in (process / "fd").iterdir()]
             mapped = (process / "maps").read_text(encoding="utf-8", errors="replace")
+            links = list((process / "fd").iterdir())
         except OSError:  # it ended, or belongs to another user
             continue
-        if run_id in mapped or any(run_id in path for path in opened):
+        if run_id in mapped or any(run_id in _target(link) for link in links):
             return True
     return False
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:  # closed in between
+        return ""
 
 
 def _ray_processes() -> Iterator[Finding]:

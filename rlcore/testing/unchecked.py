@@ -1,4 +1,4 @@
-"""Configurations that no rule was asked about: for tests of rules, and of keys of coming features."""
+"""Configurations that no rule was asked about: for tests of rules and of coming features."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

@@ -105,7 +105,7 @@ BAD = [
         f"{ACTOR}policy_loss.loss_mode",
         "not there yet",
     ),
-    ([f"{RC}rollout_is_threshold=2_1"], f"{RC}rollout_is_threshold", "0 < lo < hi"),
+    ([f"{RC}rollout_is_threshold='2_1'"], f"{RC}rollout_is_threshold", "0 < lo < hi"),
     ([f"{RC}rollout_rs=token_k9"], f"{RC}rollout_rs", "no option token_k9"),
     ([f"{RC}rollout_rs=token_k1"], f"{RC}rollout_rs_threshold", "nothing is given"),
     (
