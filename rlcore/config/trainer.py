@@ -219,7 +219,7 @@ class DeadlinesConfig(Section):
     """Start of one actor, model loading included."""
     session: Seconds = Field(default=600, gt=0)
     """One session: generation, tools and reward."""
-    control: Float = Field(default=120, gt=0)
+    control: Seconds = Field(default=120, gt=0)
     """One control call to a replica: abort, pause, sleep, wake up, prepare or commit weights."""
 
     def for_phase(self, phase: str) -> float | None:

@@ -7,20 +7,19 @@ from typing import Any
 
 import psutil
 
+from rlcore.checkpoint_engine.segment_file import is_held, segment_path
 from rlcore.doctor.findings import Finding, gibibytes
 from rlcore.doctor.machine import SHARED_MEMORY
 
-_SEGMENT_PREFIX, _SEGMENT_SUFFIX = "rollflow-", ".weights"
 _RAY_PROCESSES = frozenset({"raylet", "gcs_server"})
 
 
 def check_leftovers(runs_root: Path, shared: Path = SHARED_MEMORY) -> list[Finding]:
     """Return what dead runs left, or one finding that there is nothing."""
     records = list(_records(runs_root))
-    alive = {str(record["run_id"]) for _, record in records if _is_alive(record)}
     found = [
         *(_of_run(folder, record) for folder, record in records if _ended_silently(record)),
-        *_segments(shared, alive),
+        *_segments(shared),
         *_ray_processes(),
     ]
     return found or [Finding(level="ok", subject="leftovers", message="none")]
@@ -67,38 +66,15 @@ def _of_run(folder: Path, record: dict[str, Any]) -> Finding:
     )
 
 
-def _segments(shared: Path, alive: set[str]) -> Iterator[Finding]:
-    for file in sorted(shared.glob(f"{_SEGMENT_PREFIX}*{_SEGMENT_SUFFIX}")):
-        run_id = file.name.removeprefix(_SEGMENT_PREFIX).removesuffix(_SEGMENT_SUFFIX)
-        if run_id in alive or _is_named_by_a_process(run_id):
-            continue
-        yield Finding(
-            level="warning",
-            subject="shared memory",
-            message=f"{file} holds {gibibytes(file.stat().st_size)} of run {run_id}, "
-            "of which no process of yours has a file open",
-            fix=f"rm {file}, unless the run lives in another container",
-        )
-
-
-def _is_named_by_a_process(run_id: str) -> bool:
-    """Whether a process has a file of the run open or mapped: its lock, journal or weights."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            mapped = (process / "maps").read_text(encoding="utf-8", errors="replace")
-            links = list((process / "fd").iterdir())
-        except OSError:  # it ended, or belongs to another user
-            continue
-        if run_id in mapped or any(run_id in _target(link) for link in links):
-            return True
-    return False
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:  # closed in between
-        return ""
+def _segments(shared: Path) -> Iterator[Finding]:
+    for file in sorted(shared.glob(segment_path("", "*").name)):
+        if not is_held(file):
+            yield Finding(
+                level="warning",
+                subject="shared memory",
+                message=f"{file} holds {gibibytes(file.stat().st_size)} of a run that is dead",
+                fix="the next run removes it; or do so now",
+            )
 
 
 def _ray_processes() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import psutil
 import pytest
 
+from rlcore.checkpoint_engine.segment_file import hold_segment
 from rlcore.doctor import examine_machine
 from rlcore.doctor.leftovers import check_leftovers
 from rlcore.doctor.machine import cores
@@ -102,10 +103,10 @@ def test_leftovers_of_dead_runs(tmp_path):
     run_json(runs, "reused", pid=me.pid, began=me.create_time() - 100)
     (runs / "broken").mkdir()
     (runs / "broken" / "run.json").write_text("{")
-    for run_id in ("killed", "alive", "opened"):
-        (shared / f"rollflow-{run_id}.weights").write_bytes(b"x")
-    with (tmp_path / "opened.lock").open("w"):
-        found = check_leftovers(runs, shared)
+    (shared / "rollflow-killed.weights").write_bytes(b"x")
+    descriptor = hold_segment(shared / "rollflow-alive.weights")
+    found = check_leftovers(runs, shared)
+    os.close(descriptor)
     ours = [f for f in found if f.subject != "ray"]
     assert [f.subject for f in ours] == ["run killed", "run reused", "shared memory"]
     assert "rollflow resume" in ours[0].fix
