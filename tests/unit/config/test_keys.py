@@ -203,5 +203,13 @@ def test_shown_values_can_be_typed_again():
 
 
 def test_a_problem_reads_as_one_line():
-    problem = problems_of("trainer.device=cuda")["trainer.device"]
-    assert str(problem) == ("trainer.device=cuda: training runs on the CPU so far; set it to cpu")
+    problem = problems_of("trainer.use_v1=False")["trainer.use_v1"]
+    assert str(problem).startswith("trainer.use_v1=false: verl's legacy trainer has no counterpart")
+
+
+def test_all_reasons_of_a_key_are_told_together():
+    problem = problems_of("trainer.device=cuda", "ray.address=null")["trainer.device"]
+    assert problem.reason.startswith("training runs on the CPU so far")
+    assert problem.is_unsupported
+    problem = problems_of("trainer.nnodes=2")["trainer.nnodes"]
+    assert "; besides, ray.address=null starts a cluster on this host alone" in problem.reason
