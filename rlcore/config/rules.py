@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from rlcore.config.data_rules import DATA_RULES
 from rlcore.config.problems import Problem
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     validation_sampling_fits,
     resume_path_needs_its_mode,
     validation_only_validates,
+    *DATA_RULES,
 )
 
 
