@@ -18,7 +18,7 @@ from rlcore.data.duplicates import find_duplicates
 from rlcore.data.rows import OURS, check_columns, check_row, tidy_messages
 from rlcore.data.sources import Source, open_source
 from rlcore.data.store import RowStore, StoreWriter, open_store, staged_store
-from rlcore.data.tokenizer import render_chat
+from rlcore.data.tokenizer import count_tokens, render_chat
 from rlcore.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -233,9 +233,8 @@ def _take(
             found.problem(error)
     found.num_read += len(chunk)
     found.hidden |= {name for name in chunk[0].row if name in OURS and name != data.prompt_key}
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    for read, ids in zip(good, encoded, strict=True):
-        if _is_kept(read.origin, len(ids), data, found):
+    for read, length in zip(good, count_tokens(tokenizer, texts), strict=True):
+        if _is_kept(read.origin, length, data, found):
             try:
                 writer.append(read.row, read.file, read.number)
             except DataError as error:

@@ -107,7 +107,8 @@ def all_at_once(*checks: Callable[[], Any]) -> list[Any]:
     """Return what each check returns; what several of them find wrong is one error.
 
     Raises:
-        DataError, ConfigError: of the only check that failed, or a DataError of all messages.
+        ConfigError: if all that is wrong is such.
+        DataError: otherwise.
     """
     results: list[Any] = []
     errors: list[DataError | ConfigError] = []
@@ -116,10 +117,10 @@ def all_at_once(*checks: Callable[[], Any]) -> list[Any]:
             results.append(check())
         except (DataError, ConfigError) as error:
             errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
     if errors:
-        raise DataError("\n".join(map(str, errors)))
+        kind = ConfigError if all(isinstance(e, ConfigError) for e in errors) else DataError
+        messages = dict.fromkeys(map(str, errors))  # a file of both sets is told once
+        raise kind("\n".join(messages)) from errors[0]
     return results
 
 

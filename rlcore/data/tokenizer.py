@@ -81,6 +81,13 @@ def encode_chat(
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+def count_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
+    """Return how many token ids `encode_chat` gives for each rendered text."""
+    if not texts:
+        return []
+    return [len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+
 def cut_prompt(ids: Sequence[int], max_tokens: int, truncation: str) -> list[int]:
     """Return a prompt cut to `max_tokens` as `data.truncation` says, with verl's meaning.
 
