@@ -121,16 +121,16 @@ def make_specs(  # noqa: PLR0913  what a PromptSpec is made of
         place = order.locate(position)
         if validate:
             place = place._replace(epoch=global_step)
-        row = dataset.row(place.index)
+        row = dataset.row(place.row)
         fields = {name: value for name, value in row.items() if name != "raw_prompt"}
-        fields.update(data_source=dataset.data_source(row), origin=dataset.origin(place.index))
+        fields.update(data_source=dataset.data_source(row), origin=dataset.origin(place.row))
         specs.append(
             PromptSpec(
                 uid=make_uid(run_id, partition_id, place),
                 partition_id=partition_id,
                 global_step=global_step,
                 epoch=place.epoch,
-                index=place.index,
+                index=place.row,
                 repeat=place.repeat,
                 raw_prompt=row["raw_prompt"],
                 num_sessions=num_sessions,
@@ -146,7 +146,7 @@ def make_uid(run_id: str, partition_id: str, place: Place) -> str:
     digest = hashlib.sha256(f"{run_id}\n{partition_id}".encode()).hexdigest()[:8]
     split = partition_id.rpartition("/")[2].replace("_", "-")
     epoch = f"{place.epoch}.{place.repeat}" if place.repeat else str(place.epoch)
-    return f"{split}-{epoch}-{place.index}-{digest}"
+    return f"{split}-{epoch}-{place.row}-{digest}"
 
 
 def index_of_uid(uid: str) -> int:

@@ -16,8 +16,8 @@ class Place(NamedTuple):
     """What stands at one position of the run."""
 
     epoch: int
-    index: int
-    """Row of the data set."""
+    row: int
+    """Of the data set, from 0."""
     repeat: int = 0
     """How often the epoch had this row before: 0 where each row is used once per epoch."""
 
@@ -30,7 +30,7 @@ class PromptOrder:
 
     Example:
         >>> order = PromptOrder(num_rows=10, batch_size=4, shuffle=False, seed=0)
-        >>> order.steps_per_epoch, order.locate(0).index, order.locate(8).epoch
+        >>> order.steps_per_epoch, order.locate(0).row, order.locate(8).epoch
         (2, 0, 1)
     """
 

@@ -68,5 +68,5 @@ def _open_file(path: Path) -> Source:
         return ParquetSource(path)
     raise DataError(
         f"{path}: not a readable parquet file, and no .jsonl; "
-        "`rollflow prepare csv file=...` makes a data set of questions and answers"
+        "`rollflow prepare questions file=FILE` makes a data set of questions and answers"
     )

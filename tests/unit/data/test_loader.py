@@ -225,12 +225,12 @@ def test_results_are_of_sessions_not_of_their_trajectories():
     ("code", "name", "error", "message"),
     [
         (UNSEEDED, "Seeded", DataError, "another order each time it is made"),
-        (NO_STATE, "Seeded", ConfigError, "has update.. and needs state_dict.. and load_state_dict"),
+        (NO_STATE, "Seeded", ConfigError, "has update.. and needs state_dict.. and"),
         (TOO_SHORT, "Backwards", DataError, "gave 3 rows for an epoch of 64 prompts"),
         (OUTSIDE, "Backwards", DataError, "gave row 100 of 64 rows"),
         (SEEDED, "Other", ConfigError, "defines no 'Other'"),
         ("Seeded = 3", "Seeded", ConfigError, "must be a class with __iter__"),
-        ("class Seeded:\n    def __iter__(self): ...", "Seeded", ConfigError, "must take .data_source"),
+        ("class Seeded:\n def __iter__(self): ...", "Seeded", ConfigError, "must take .data"),
     ],
 )  # fmt: skip
 def test_a_sampler_that_cannot_work_is_refused(make_config, tmp_path, code, name, error, message):
@@ -242,7 +242,7 @@ def test_settings_of_the_curriculum_are_checked(make_config):
     names = {"data__sampler__class_name": "success_rate"}
     with pytest.raises(ConfigError, match=r"floor=0 must be in \(0, 1\]"):
         check_data(make_config(**names, data__sampler__kwargs={"floor": 0}))
-    with pytest.raises(ConfigError, match="the keys of data.sampler.kwargs: .*'flor'"):
+    with pytest.raises(ConfigError, match=r"the keys of data.sampler.kwargs: .*'flor'"):
         check_data(make_config(**names, data__sampler__kwargs={"flor": 0.2}))
     with pytest.raises(
         ConfigError, match="unknown prompt sampler 'sucess_rate'; known: success_rate"

@@ -17,7 +17,7 @@ def test_an_epoch_uses_no_row_twice_and_whole_batches_only(size, shuffle, seed):
     for epoch in range(3):
         located = [order.locate(epoch * per_epoch + i) for i in range(per_epoch)]
         assert {place.epoch for place in located} == {epoch}
-        rows = [place.index for place in located]
+        rows = [place.row for place in located]
         assert len(set(rows)) == per_epoch
         assert set(rows) <= set(range(num_rows))
 
@@ -33,7 +33,7 @@ def test_file_order_without_shuffle_drops_the_last_rows():
 def test_a_position_means_the_same_in_a_new_object_and_another_seed_differs():
     def rows(seed, first, last):
         order = PromptOrder(num_rows=64, batch_size=8, shuffle=True, seed=seed)
-        return [order.locate(p).index for p in range(first, last)]
+        return [order.locate(p).row for p in range(first, last)]
 
     # A resume at 40 continues what a run from 0 would have used.
     assert rows(3, 40, 200) == rows(3, 0, 200)[40:]
