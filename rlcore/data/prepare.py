@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+PLACES = ("file", "out_dir")
+"""Of `prepare_questions`: given as file= and out=."""
 SMOLLM2_FOLDER = Path("models/smollm2-135m-instruct")
 SMOLLM2_RECIPE = {"kind": "smollm2-135m-instruct", "format": "1"}
 
@@ -97,8 +100,8 @@ def _prepare_questions(out: str | None, settings: dict[str, Any]) -> Path:
     file = settings.pop("file", None)
     if file is None:
         raise ConfigError("prepare questions needs file=FILE, a .csv, .tsv or .jsonl")
-    known = prepare_questions.__kwdefaults__
-    unknown = sorted(settings.keys() - known.keys())
+    known = [name for name in signature(prepare_questions).parameters if name not in PLACES]
+    unknown = sorted(settings.keys() - set(known))
     if unknown:
         raise ConfigError(
             f"prepare questions has no {', '.join(unknown)}; it takes out, file, {', '.join(known)}"

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.data.order import PromptOrder, count_earlier, weighted_plan
@@ -9,6 +9,7 @@ from rlcore.errors import DataError
 sizes = st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
 
 
+@settings(deadline=None)
 @given(sizes, st.booleans(), st.integers(0, 5))
 def test_an_epoch_uses_no_row_twice_and_whole_batches_only(size, shuffle, seed):
     num_rows, batch_size = size
@@ -59,6 +60,7 @@ files_and_weights = st.integers(1, 4).flatmap(
 )
 
 
+@settings(deadline=None)
 @given(files_and_weights, st.integers(1, 40), st.booleans())
 def test_weights_are_shares_of_an_epoch_and_rows_take_turns(sizes_and_weights, count, shuffle):
     rows_per_file, weights = sizes_and_weights

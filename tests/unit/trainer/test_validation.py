@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.testing.ledger import failed_session, good_session, prompt_spec
@@ -120,6 +120,7 @@ def test_a_vote_for_nothing_can_win():
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=7)
 
 
+@settings(deadline=None)
 @given(accuracies, st.data())
 def test_best_is_the_mean_over_all_choices(values, data):
     k = data.draw(st.integers(1, len(values)))
@@ -129,6 +130,7 @@ def test_best_is_the_mean_over_all_choices(values, data):
     assert pass_at_k(len(values), int(sum(solved)), k) == pytest.approx(best_at_k(solved, k))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=6))
 def test_majority_of_one_is_the_mean_and_of_all_is_one_answers(votes):
     votes = [(answer, float(ok)) for answer, ok in votes]
