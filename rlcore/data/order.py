@@ -130,19 +130,19 @@ def weighted_plan(
     firsts = np.cumsum([0, *rows_per_file])
 
     def plan(epoch: int, count: int) -> np.ndarray:
-        befores = _uses(shares, epoch * count)
-        counts = _uses(shares, (epoch + 1) * count) - befores
+        earlier = _uses(shares, epoch * count)
+        counts = _uses(shares, (epoch + 1) * count) - earlier
         labels = np.repeat(np.arange(len(counts)), counts)
         if shuffle:
             labels = np.random.default_rng([seed, epoch, len(counts)]).permutation(labels)
         else:
             numbers = np.concatenate(
-                [np.arange(b, b + c) for b, c in zip(befores, counts, strict=True)]
+                [np.arange(b, b + c) for b, c in zip(earlier, counts, strict=True)]
             )
             labels = labels[np.argsort((numbers + 0.5) / shares[labels], kind="stable")]
         rows = np.empty(count, dtype=np.int64)
         for file, num_rows in enumerate(rows_per_file):
-            uses = np.arange(befores[file], befores[file] + counts[file])
+            uses = np.arange(earlier[file], earlier[file] + counts[file])
             rows[labels == file] = firsts[file] + _in_turn(uses, num_rows, shuffle, [seed, file])
         return rows
 

@@ -1,18 +1,22 @@
-"""A run whose order follows from its results: stopped half-way and resumed it sees the same rows."""
+"""A run whose order follows from its results: stopped and resumed, it sees the same rows."""
 
 import json
 
 import pytest
 
+from rlcore.buffer.ledger_state import FINAL_FIELDS
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def fed_rows(run):
-    """Return the training rows in the order they were fed, from the ledger's journal."""
+    """Return epoch and row of the training prompts, in the order they were fed."""
     content = json.loads((run / "global_step_6" / "trainer.json").read_text())
-    prompts = content["ledger"]["prompts"]
-    prompts = prompts.values() if isinstance(prompts, dict) else prompts
-    fed = [prompt for prompt in prompts if prompt["partition_id"].endswith("/train")]
+    final = [
+        dict(zip(FINAL_FIELDS, values, strict=True))
+        for values in content["ledger"]["final_prompts"]
+    ]
+    fed = [prompt for prompt in final if prompt["partition_id"].endswith("/train")]
     # train-<epoch>-<row>-<digest of the run>: the digest differs between runs.
     return [p["uid"].rsplit("-", 1)[0] for p in sorted(fed, key=lambda p: p["order"])]
 

@@ -242,8 +242,8 @@ def test_settings_of_the_curriculum_are_checked(make_config):
     names = {"data__sampler__class_name": "success_rate"}
     with pytest.raises(ConfigError, match=r"floor=0 must be in \(0, 1\]"):
         check_data(make_config(**names, data__sampler__kwargs={"floor": 0}))
-    with pytest.raises(ConfigError, match=r"the keys of data.sampler.kwargs: .*'flor'"):
-        check_data(make_config(**names, data__sampler__kwargs={"flor": 0.2}))
+    with pytest.raises(ConfigError, match=r"the keys of data.sampler.kwargs: .*'ceiling'"):
+        check_data(make_config(**names, data__sampler__kwargs={"ceiling": 0.2}))
     with pytest.raises(
         ConfigError, match="unknown prompt sampler 'sucess_rate'; known: success_rate"
     ):

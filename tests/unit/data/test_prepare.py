@@ -154,7 +154,7 @@ def test_a_row_that_is_wrong_leaves_what_was_there(tmp_path):
     [
         ("tiny", {"size": 3}, "prepare tiny takes out=FOLDER only, not size"),
         ("questions", {}, "prepare questions needs file=FILE"),
-        ("questions", {"file": "x.csv", "anser": "b"}, "prepare questions has no anser; it takes"),
+        ("questions", {"file": "x.csv", "reply": "b"}, "prepare questions has no reply; it takes"),
         ("gcd", {"size": "many"}, "prepare gcd: size must be whole numbers"),
         ("gcd", {"test_size": -1, "seed": True}, "test_size, seed must be whole numbers"),
     ],
