@@ -176,14 +176,17 @@ def prepare(
     name: Annotated[
         str,
         typer.Argument(
-            help="smollm2, tiny, chain_sum, or a reasoning-gym task.", show_default=False
+            help="smollm2, tiny, questions (of a CSV or JSON lines file), or a reasoning-gym task.",
+            show_default=False,
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="out=FOLDER; for tasks also size=, test_size=, seed= and the task's own settings.",
+            help="out=FOLDER; for tasks also size=, test_size=, seed=, level= and the task's own "
+            "settings; for questions file=, question=, answer=, data_source=, extraction=, "
+            "system=, test_size=, seed=; for both model=FOLDER, whose tokens are counted.",
             show_default=False,
         ),
     ] = None,
@@ -194,8 +197,13 @@ def prepare(
 
         values = overrides_as_dict(overrides or [])
         out = values.pop("out", None)
-        for folder in _prepare(name, None if out is None else str(out), values):
+        from rlcore.data.prepare import prepare_named, read_report
+
+        for folder in prepare_named(name, None if out is None else str(out), values):
             typer.echo(f"ready: {folder}")
+            report = read_report(folder)
+            for line in report.lines() if report else []:
+                typer.echo(line)
 
 
 @app.command()
@@ -369,21 +377,6 @@ def _check_as_json(request: Any, *, with_data: bool) -> None:
     _print_json(told)
     if not told["ok"]:
         raise typer.Exit(REFUSED)
-
-
-def _prepare(name: str, out: str | None, values: dict[str, Any]) -> list[Path]:
-    from rlcore.data import prepare as preparations
-
-    if name in {"smollm2", "tiny"}:
-        if values:
-            raise ConfigError(f"prepare {name} takes out=FOLDER only, not {', '.join(values)}")
-        if name == "tiny":
-            return list(preparations.prepare_tiny(out or "."))
-        return [preparations.prepare_smollm2(out or preparations.SMOLLM2_FOLDER)]
-    folder = out or str(Path("data") / name)
-    if name == "chain_sum":
-        values = {**preparations.CHAIN_SUM_DIFFICULTY, **values}
-    return [preparations.prepare_reasoning_gym(name, folder, **values)]
 
 
 def _is_free(port: int) -> bool:

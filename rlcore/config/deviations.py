@@ -51,6 +51,30 @@ DEVIATIONS: tuple[Deviation, ...] = (
         script={f"{_ACTOR}loss_agg_mode": "token-mean"},
     ),
     Deviation(
+        keys=("data.custom_cls",),
+        here="its items are read once, at start",
+        verl="read at every use",
+        restore="none: a row that changes could not be trained exactly once",
+    ),
+    Deviation(
+        keys=("data.sampler",),
+        here="`update` takes results (`PromptResult`) and needs `state_dict`, `load_state_dict`",
+        verl="`update(batch: DataProto)`, no state",
+        restore="none: a resumed run would choose other rows",
+    ),
+    Deviation(
+        keys=("trainer.test_freq",),
+        here="validation's `best@k` and `maj@k` are exact, without replacement",
+        verl="bootstrap with replacement",
+        restore="none",
+    ),
+    Deviation(
+        keys=("data.train_files", "data.val_files"),
+        here="questions shared by both, or held out twice, are refused",
+        verl="not looked at",
+        restore="none",
+    ),
+    Deviation(
         keys=("algorithm.singleton",),
         here="a group of one session has advantage 0",
         verl="its raw score",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rlcore.config import rules_algorithm, rules_async, rules_batches, rules_devices, rules_rollout
+from rlcore.config.data_rules import DATA_RULES
 from rlcore.config.names import unknown_names
 from rlcore.config.pending import NotYet
 from rlcore.config.problems import Problem
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *rules_rollout.RULES,
     *rules_async.RULES,
     *rules_devices.RULES,
+    *DATA_RULES,
 )
 
 

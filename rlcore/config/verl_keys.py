@@ -61,9 +61,6 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      f"set {_A}model.trust_remote_code"),
     ("data.tokenizer", (None,), "the tokenizer belongs to the model", f"set {_A}model.path"),
     ("data.use_shm", (False,), "files are read where they lie", LEAVE_OUT),
-    ("data.custom_cls.*", (None,), "data sets of your own are not there yet",
-     "write your rows to parquet"),
-    ("data.sampler.*", (None,), "samplers of your own are not there yet", "use data.shuffle"),
     ("data.datagen.*", (None,), "generated data is not there yet", "write your rows to parquet"),
     ("data.image_key", ("images",), "images are not there yet", LEAVE_OUT),
     ("data.video_key", ("videos",), "videos are not there yet", LEAVE_OUT),
@@ -341,11 +338,6 @@ REFUSED_VALUES: dict[str, RefusedValue] = {
         values=("full",),
         reason="the KL over the whole vocabulary is not computed (nor in verl)",
         fix="set it to kl",
-    ),
-    "data.truncation": RefusedValue(
-        values=("left", "right", "middle"),
-        reason="the agent loop would answer a question of which part is cut off",
-        fix="data.filter_overlong_prompts=true leaves such prompts out; or raise max_prompt_length",
     ),
     f"{_A}actor.optim.lr_scheduler_type": RefusedValue(
         values=("linear", "wsd"),

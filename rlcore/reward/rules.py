@@ -72,6 +72,20 @@ def _verifier(task: str) -> Verifier:
     return cast("Verifier", scorer)
 
 
+@REWARD_RULES.register("exact_match/*")
+@REWARD_RULES.register("exact_match")
+def exact_match_rule(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> dict[str, float]:
+    """Pay a response whose answer equals `ground_truth`, white space at the ends apart.
+
+    `extra_info.extraction` names how the answer is found; without it, it is the whole response.
+    """
+    answer = ANSWER_EXTRACTORS.get(extra_info.get("extraction") or "stripped")(solution_str)
+    accuracy = float(answer is not None and answer == str(ground_truth).strip())
+    return {"score": accuracy, "acc": accuracy}
+
+
 @REWARD_RULES.register("rollflow/letters")
 def letters_rule(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]

@@ -75,7 +75,6 @@ def test_satisfied_keys_give_one_notice(override):
         ("trainer.v1.sampler.sync_refill_failed_groups=False", "replaced", "leave it out"),
         ("ray_kwargs.ray_init.num_cpus=8", "own", "ray.num_cpus"),
         # values of honoured keys
-        ("data.truncation=left", "cut off", "filter_overlong_prompts"),
         (f"{A}actor.policy_loss.loss_mode=gspo", "not there yet", "vanilla"),
         (f"{A}rollout.name=vllm", "not there yet", "transformers"),
         (f"{A}rollout.top_p=0.9", "cannot reproduce", "1"),
