@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands_deploy import deploy, serve
+from flows.commands_runs import export, rollback, runs, stop
 from flows.embedded_server import start_embedded_server
 from flows.environment import (
     LOOPBACK,
@@ -318,7 +320,7 @@ def told_clearly() -> Iterator[None]:
 
 def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
     """Run a flow to its end; Prefect's own verdicts become exit codes."""
-    from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, TerminationSignal
+    from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, Pause, TerminationSignal
 
     if prefect_api_url() is None:
         start_embedded_server()
@@ -327,6 +329,9 @@ def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
         return asyncio.run(flow(**parameters))
     except (CancelledRun, TerminationSignal):
         typer.secho("cancelled", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except Pause:
+        typer.secho("suspended; `rollflow resume` continues it", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except (CrashedRun, FailedRun) as error:
         _tell_error(error)
@@ -417,6 +422,10 @@ def _tell_error(error: Exception) -> None:
 
 def _print_json(content: dict[str, Any]) -> None:
     typer.echo(json.dumps(content, indent=2))
+
+
+for command in (deploy, serve, runs, export, stop, rollback):
+    app.command()(told_clearly()(command))
 
 
 if __name__ == "__main__":

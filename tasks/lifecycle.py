@@ -9,7 +9,9 @@ import contextlib
 import contextvars
 import json
 import logging
+import statistics
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from prefect import get_run_logger
+from prefect.exceptions import Pause, TerminationSignal
 from prefect.task_runners import TaskRunner
 
 from rlcore.cluster.start import Cluster, hold_devices
@@ -32,11 +35,19 @@ from rlcore.trainer.registered import check_registered
 from rlcore.trainer.run_folder import RunFolder, write_atomically
 from rlcore.trainer.which_run import which_run
 from rlcore.types import BatchRef, CallKey
-from tasks.deadlines import PhaseDeadlines
+from tasks.attempts import run_of_flow_run, this_flow_run, was_cancelled
+from tasks.between_steps import (
+    BetweenSteps,
+    auto_page_size,
+    patient_client,
+    suspension_waits_for_the_gate,
+)
+from tasks.deadlines import HISTORY, PhaseDeadlines
 from tasks.phases import PHASE_TASKS
 from tasks.report import Reporter
 from tasks.retry import is_transient
 from tasks.runner import PhaseFuture, PhaseRunner, RunnerOptions
+from tasks.signals import sigterm_kept
 from tasks.weights import TaskCheckpointManager
 
 logger = logging.getLogger(__name__)
@@ -105,9 +116,16 @@ class ActiveRun:
         )
         self._producers_ready = [asyncio.Event() for _ in range(self.num_producers)]
         self._hooks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hooks")
+        self.between_steps = BetweenSteps(
+            flow_run_id=this_flow_run().flow_run_id,
+            outage_s=config.trainer.prefect_outage_s,
+            max_wall_s=config.trainer.max_wall_s,
+        )
         self._metrics: Metrics = {}
         self._step_began = 0.0
+        self._step_seconds: deque[float] = deque(maxlen=HISTORY)
         self._inner_step = 0
+        self._last_step = self.total_steps
 
     @property
     def num_producers(self) -> int:
@@ -165,12 +183,37 @@ class ActiveRun:
         return result.batch or batch
 
     def pages(self) -> Iterator[tuple[int, int]]:
-        """Yield first and last step of every page that is left."""
+        """Yield first and last step of every page that is left; a page may end before its last."""
         if self.config.trainer.val_only:
             return
+        while (first := self.trainer.global_steps + 1) <= self._last_step:
+            yield first, min(first + self._page_size() - 1, self._last_step)
+
+    def _page_size(self) -> int:
         size = self.config.trainer.steps_per_page
-        for first in range(self.trainer.global_steps + 1, self.total_steps + 1, size):
-            yield first, min(first + size - 1, self.total_steps)
+        if size != "auto":
+            return size
+        seconds = statistics.median(self._step_seconds) if self._step_seconds else None
+        return auto_page_size(seconds, self.total_steps)
+
+    def end_here_if_time_is_over(self) -> None:
+        """Make the step that runs the last one once `max_wall_s` has passed."""
+        step = self.trainer.global_steps
+        if self.between_steps.is_time_over and step < self._last_step:
+            logger.warning(
+                "trainer.max_wall_s=%g is over: step %d of %d is the last of this attempt",
+                self.config.trainer.max_wall_s, step, self.total_steps,
+            )  # fmt: skip
+            self._last_step = step
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step of this attempt is made."""
+        return self.trainer.global_steps >= self._last_step
+
+    @property
+    def _is_cut_short(self) -> bool:
+        return self._last_step < self.total_steps
 
     @staticmethod
     def page_name(first: int, last: int) -> str:
@@ -180,12 +223,19 @@ class ActiveRun:
     def is_save_due(self, step: int) -> bool:
         """Whether checkpoint `step` is written (verl: every save_freq steps and at the end)."""
         freq = self.config.trainer.save_freq
-        return freq > 0 and (step % freq == 0 or step == self.total_steps)
+        is_last = step == self._last_step
+        return (is_last and self._is_cut_short) or (freq > 0 and (step % freq == 0 or is_last))
 
     def is_validation_due(self, step: int) -> bool:
         """Whether step `step` is validated (verl: every test_freq steps and at the end)."""
         freq = self.config.trainer.test_freq
-        return freq > 0 and (step % freq == 0 or step == self.total_steps)
+        is_last = step == self._last_step
+        return (is_last and self._is_cut_short) or (freq > 0 and (step % freq == 0 or is_last))
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the step that was made last is saved."""
+        return self.trainer.global_steps in CheckpointStore(self.folder).steps()
 
     def is_first_validation_due(self) -> bool:
         """Whether the weights are validated before step 1."""
@@ -201,17 +251,21 @@ class ActiveRun:
         """Report the step."""
         step = self.trainer.global_steps
         self._metrics["training/global_step"] = float(step)
-        self._metrics["timing_s/step"] = time.monotonic() - self._step_began
+        seconds = time.monotonic() - self._step_began
+        self._metrics["timing_s/step"] = seconds
+        self._step_seconds.append(seconds)
         retries = self._phase_runner.retry_counts()
         self._metrics["training/phase_retries"] = float(sum(retries.values()))
         update = self._manager.last_update
         for name in ("bytes", "seconds", "gb_per_s", "version"):
             if name in update:
                 self._metrics[f"checkpoint_engine/{name}"] = float(update[name])
+        await self.between_steps.wait_for_server()
         await self.reporter.step(step, self._metrics)
 
     def close(self) -> None:
-        """Take the progress bar away, close trackers and the hooks' thread."""
+        """Take the progress bar away, close trackers and the hooks' thread; say that it is over."""
+        self.reporter.event("run.ended", step=self.trainer.global_steps)
         self.reporter.end()
         self._hooks.shutdown(wait=False, cancel_futures=True)
 
@@ -240,6 +294,11 @@ class ActiveRun:
         """Export the model, draw the curves and say where everything is."""
         path = self.folder.path
         summary: dict[str, Any] = {"run_id": self.folder.run_id, "run_folder": str(path)}
+        if self._is_cut_short:
+            summary["ended_after"] = (
+                f"step {self._last_step} of {self.total_steps}, by trainer.max_wall_s; "
+                f"`rollflow resume {self.folder.run_id}` goes on"
+            )
         if self.trainer.global_steps > 0:
             await asyncio.to_thread(
                 self.cluster.training.export_hf, self.key("export"), path / "model"
@@ -288,6 +347,9 @@ async def open_run(
     resolved = resolve_config(preset, overrides or {}, config)
     await asyncio.to_thread(check_registered, resolved.config)
     report = await asyncio.to_thread(check_data, resolved.config)
+    who = this_flow_run()
+    if resume is None and who.run_count > 1 and who.flow_run_id is not None:
+        resume = run_of_flow_run(resolved.config, who.flow_run_id)
     which = which_run(resolved.config, resume)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(hold_devices(resolved.config, f"run {which.run_id}"))
@@ -299,9 +361,13 @@ async def open_run(
         text = json.dumps(resolved.config.model_dump(mode="json"), indent=2)
         write_atomically(folder.path / "config.json", text + "\n")
         attempt = folder.begin_attempt(
-            max_attempts=resolved.config.trainer.max_attempts, overrides=overrides
+            max_attempts=resolved.config.trainer.max_attempts,
+            overrides=overrides,
+            flow_run_id=who.flow_run_id,
         )
         await stack.enter_async_context(_recorded(folder, attempt))
+        stack.enter_context(patient_client(resolved.config.trainer.prefect_outage_s))
+        stack.enter_context(suspension_waits_for_the_gate())
         cluster = await stack.enter_async_context(
             _cluster(resolved, folder, attempt, resolved.config.total_steps(report.num_train))
         )
@@ -344,7 +410,14 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        folder.end_attempt(attempt, "cancelled")
+        by_a_person = await was_cancelled(this_flow_run())
+        folder.end_attempt(attempt, "cancelled" if by_a_person else "terminated")
+        raise
+    except TerminationSignal:
+        folder.end_attempt(attempt, "terminated", "the process was asked to end (SIGTERM)")
+        raise
+    except Pause:
+        folder.end_attempt(attempt, "suspended")
         raise
     except BaseException as error:
         outcome = "crashed" if is_transient(error) else "failed"
@@ -363,7 +436,8 @@ async def _cluster(
         run_logger.info(notice)
     cluster = Cluster(resolved.config, folder=folder, attempt=attempt, total_steps=total_steps)
     try:
-        await cluster.start()
+        async with sigterm_kept():
+            await cluster.start()
         yield cluster
     finally:
         await cluster.shutdown()

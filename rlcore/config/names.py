@@ -146,8 +146,7 @@ KINDS: tuple[NamedKind, ...] = (
         key="trainer.logger",
         kind="tracker",
         read=lambda config: config.trainer.logger,
-        works=("console", "file", "tensorboard"),
-        not_yet=("wandb",),
+        works=("console", "file", "tensorboard", "wandb"),
         never=dict.fromkeys(
             ("mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "rl_insight"),
             "the trackers of rollflow are console, file, tensorboard and wandb",

@@ -98,6 +98,9 @@ class SamplerConfig(Section):
     """Passed on to it."""
 
 
+StepsPerPage = Annotated[Steps, Field(ge=1)] | Literal["auto"]
+
+
 class V1Config(Section):
     """Which trainer."""
 
@@ -127,7 +130,7 @@ class TrainerConfig(Section):
     experiment_name: str = "train"
     """Name of the run in trackers and in the run id (verl: gsm8k)."""
     logger: Words = ("console", "tensorboard", "file")
-    """Trackers (verl: console and wandb; these need no account)."""
+    """Trackers: console, tensorboard, file, wandb (verl: console and wandb)."""
     nnodes: Annotated[Hosts, HOSTS] = Field(default=1, ge=1)
     """Hosts of the training worker."""
     n_gpus_per_node: Annotated[Devices, RANKS] = Field(default=1, ge=1)
@@ -162,8 +165,12 @@ class TrainerConfig(Section):
     """Folder for all responses of every step."""
     validation_data_dir: Annotated[PathText | None, VALIDATION_DUMPS] = None
     """Folder for all responses of every validation."""
-    steps_per_page: Steps = Field(default=1, ge=1)
-    """Steps on one page (subflow) of the Prefect UI (ours)."""
+    steps_per_page: StepsPerPage = Field(default=1)
+    """Steps on one page (subflow) of the Prefect UI; `auto` groups fast ones (ours)."""
+    max_wall_s: Seconds | None = Field(default=None, gt=0)
+    """End the attempt after the step in which this many seconds since its start are over (ours)."""
+    prefect_outage_s: Seconds = Field(default=600, ge=0)
+    """Wait this long for a Prefect server that does not answer (ours)."""
     max_attempts: Count = Field(default=3, ge=1)
     """Attempts of one run before it is given up (ours)."""
     max_nonfinite_steps: Count = Field(default=3, ge=1)

@@ -77,6 +77,7 @@ class CancelledRun(Exception): ...
 class CrashedRun(Exception): ...
 class FailedRun(Exception): ...
 class TerminationSignal(BaseException): ...
+class Pause(BaseException): ...
 """
 
 PREFECT_SERVER = """
@@ -205,7 +206,8 @@ def test_the_stand_ins_have_prefects_names():
 
     for name in ("CancelledRun", "CrashedRun", "FailedRun"):
         assert issubclass(getattr(exceptions, name), Exception)
-    assert not issubclass(exceptions.TerminationSignal, Exception)
+    for name in ("TerminationSignal", "Pause"):
+        assert not issubclass(getattr(exceptions, name), Exception)
 
 
 def test_interrupt(project):

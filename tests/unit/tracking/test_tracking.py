@@ -84,6 +84,9 @@ def test_a_tracker_that_breaks_is_switched_off_and_the_others_go_on(tmp_path, ca
     tracking.log({"a": 2.0}, 2)
     tracking.finish()
     assert calls == [1]
+    assert tracking.failures == [
+        "tracker breaks-in-test is switched off: RuntimeError('no account')"
+    ]
     assert "tracker breaks-in-test failed and is switched off" in caplog.text
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
 
@@ -105,3 +108,19 @@ def test_curves_are_drawn_from_the_metrics(tmp_path):
     assert all(
         path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written
     )
+
+
+def test_wandb_works_without_an_account_and_a_resumed_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = tmp_path / "run-7"
+    folder.mkdir()
+    config = {"trainer": {"project_name": "sums", "experiment_name": "nightly"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    for step in (1, 2):
+        tracking = Tracking(["wandb"], folder)
+        tracking.log({"critic/score/mean": 0.5}, step)
+        tracking.finish()
+        assert tracking.failures == []
+    written = list((folder / "wandb").glob("offline-run-*/run-run-7.wandb"))
+    assert len(written) == 2  # both of wandb run `run-7`, which `wandb sync` puts together
+    assert all(file.stat().st_size > 0 for file in written)
