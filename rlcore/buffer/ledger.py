@@ -16,7 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from rlcore.buffer.batches import build_batch, check_session, check_spec, window_metrics
+from rlcore.buffer.batches import (
+    build_batch,
+    check_session,
+    check_spec,
+    row_tags,
+    window_metrics,
+)
 from rlcore.buffer.journal import Event, Journal, read_journal
 from rlcore.buffer.ledger_state import (
     ACTIVE,
@@ -27,7 +33,8 @@ from rlcore.buffer.ledger_state import (
     LedgerState,
     Prompt,
 )
-from rlcore.errors import DataError, FencedError, TooManyFailuresError
+from rlcore.buffer.policy import SamplePolicy, is_held_back, judge
+from rlcore.errors import DataError, FencedError, RolloutError, TooManyFailuresError
 from rlcore.fencing import Fence
 from rlcore.types import CallKey, PromptSpec, PromptStatus, SampledBatch, SessionRecord
 
@@ -59,6 +66,7 @@ class Ledger:
         claim_lease_s: float = 60.0,
         min_sessions: int | None = None,
         max_failure_ratio: float = 0.5,
+        capacity: int | None = None,
     ) -> None:
         """Start empty; a journal that is there is continued and holds earlier attempts too.
 
@@ -70,6 +78,8 @@ class Ledger:
             claim_lease_s: A claim that is not renewed for so long lapses.
             min_sessions: Good sessions that a group needs; None asks for all of them.
             max_failure_ratio: A larger share of failed sessions among a batch's fails the run.
+            capacity: Rows that the queue holds; claims wait while it might be exceeded. None: no
+                limit.
 
         Raises:
             CheckpointError: a living ledger writes this journal.
@@ -77,6 +87,7 @@ class Ledger:
         self.claim_lease_s = claim_lease_s
         self.min_sessions = min_sessions
         self.max_failure_ratio = max_failure_ratio
+        self.capacity = capacity
         self._clock = clock
         self._state = LedgerState(clock)
         self._fence = Fence(run_id, attempt)
@@ -90,7 +101,8 @@ class Ledger:
 
         Args:
             journal_path: Written by an earlier ledger that is gone.
-            options: clock, claim_lease_s, min_sessions, max_failure_ratio as for the constructor.
+            options: clock, claim_lease_s, min_sessions, max_failure_ratio, capacity as for the
+                constructor.
 
         Raises:
             CheckpointError: the journal is missing, damaged, or has a living owner.
@@ -129,8 +141,10 @@ class Ledger:
     def feed(self, key: CallKey, specs: Sequence[PromptSpec]) -> int:
         """Add prompts that are not there yet (by uid), in this order; return how many were new.
 
-        New prompts first replace groups that were given up (see `needs_refill`). A validation
-        prompt that was discarded may be fed again.
+        New prompts first replace groups that were evicted (see `needs_refill`). A validation prompt
+        that was discarded may be fed again. A training prompt of a step before the last trained one
+        was fed in its time and is not new. A row of the data whose groups failed again and again is
+        quarantined: its prompt counts as fed and failed, and another replaces it.
 
         Raises:
             DataError: a uid with an underscore, or a partition of another run.
@@ -141,6 +155,8 @@ class Ledger:
         for spec in specs:
             self._check_spec(spec)
             known = self._state.prompts.get(spec.uid)
+            if known is None and not spec.validate and spec.global_step < self._state.trained_step:
+                continue
             if known is None or (known.status == "discarded" and spec.validate):
                 fresh.setdefault(spec.uid, spec)
         if fresh:
@@ -151,12 +167,15 @@ class Ledger:
     def claim(self, attempt: int, worker_id: str, limit: int) -> list[PromptSpec]:
         """Lease up to `limit` pending prompts to a worker, oldest first.
 
+        None while the rows of what runs and waits might exceed `capacity`: the back-pressure of the
+        queue. Validation shares the capacity.
+
         Raises:
             FencedError: `attempt` is lower than the one seen.
         """
         self.fence(attempt)
         self.expire()
-        prompts = self._state.with_status("pending")[: max(0, limit)]
+        prompts = self._fitting(self._state.oldest("pending", max(0, limit)))
         if not prompts:
             return []
         uids = [prompt.uid for prompt in prompts]
@@ -219,55 +238,107 @@ class Ledger:
             )
         return self._settle(prompt, sorted(sessions, key=lambda s: s.session_id))
 
-    def sample(self, key: CallKey, partition_id: str, batch_size: int) -> SampledBatch | None:
+    def sample(
+        self,
+        key: CallKey,
+        partition_id: str,
+        batch_size: int,
+        policy: SamplePolicy = SamplePolicy(),  # noqa: B008  frozen
+        *,
+        lease: bool = True,
+    ) -> SampledBatch | None:
         """Lease the oldest finished groups to (step, inner step); asking again returns the same.
 
-        Groups with too few good sessions are given up first; see `needs_refill`. Validation groups
-        are never given up: their failed sessions are simply not in the batch.
+        Groups that no batch may have (too few good sessions, stale, filtered) are evicted first;
+        see `needs_refill`. Validation groups are never evicted: their failed sessions are simply
+        not in the batch.
+
+        Args:
+            key: Names step and inner step.
+            partition_id: Of the run.
+            batch_size: Prompts.
+            policy: Staleness, filter, and what evicted groups are replaced by.
+            lease: Off: only propose the batch, which then has no lease id.
 
         Returns:
-            None while fewer than `batch_size` groups are ready.
+            None while fewer than `batch_size` groups are ready, or others must come first.
 
         Raises:
-            DataError: the batch of this step was sampled with another size.
+            DataError: the batch of this step was sampled with another size, or a group lacks the
+                metric that it is filtered by.
             FencedError: an older caller, or a step that is trained.
             TooManyFailuresError: more than `max_failure_ratio` of the sessions failed.
+            RolloutError: the queue is full of groups that make no batch.
+        """
+        known = self.lease_of(key, partition_id)
+        if known is not None:
+            self._check_size(known, batch_size)
+            return known
+        partition = self._state.partition(partition_id)
+        self._check_failure_ratio(partition_id, batch_size)
+        if partition.validate:
+            ready = self._held("finished", partition_id) + self._held("failure", partition_id)
+            ready.sort(key=lambda prompt: (prompt.global_step, prompt.order))
+        else:
+            self._evict(key, partition_id, policy)
+            ready = self._state.queue("finished", partition_id).first(batch_size)
+        if len(ready) < batch_size:
+            self._check_room(partition_id, batch_size)
+            return None
+        chosen = ready[:batch_size]
+        if not partition.validate and self._comes_too_early(key, partition_id, chosen, policy):
+            return None
+        if lease:
+            return self._lease(key, partition_id, chosen, policy)
+        return build_batch(self._new_lease(key, partition_id, chosen, ""), chosen)
+
+    def lease(
+        self,
+        key: CallKey,
+        partition_id: str,
+        uids: Sequence[str],
+        policy: SamplePolicy = SamplePolicy(),  # noqa: B008  frozen
+    ) -> SampledBatch:
+        """Lease chosen groups to (step, inner step), for a sampler of the user's.
+
+        What is leased already to that place is returned as it is. All other groups stay where they
+        are.
+
+        Raises:
+            DataError: a uid is unknown, given twice, or not finished.
+            FencedError: an older caller, or a step that is trained.
+        """
+        known = self.lease_of(key, partition_id)
+        if known is not None:
+            return known
+        if len(set(uids)) != len(uids):
+            raise DataError(f"{key} leases a prompt twice: {sorted(uids)}")
+        chosen: list[Prompt] = []
+        for uid in uids:
+            prompt = self._state.prompts.get(uid)
+            if prompt is None or prompt.partition_id != partition_id or prompt.status != "finished":
+                found = "was never fed" if prompt is None else f"is {prompt.status}"
+                raise DataError(
+                    f"{key} leases prompt {uid}, which {found}: a sampler may return finished "
+                    f"groups of {partition_id} only"
+                )
+            chosen.append(prompt)
+        return self._lease(key, partition_id, chosen, policy)
+
+    def lease_of(self, key: CallKey, partition_id: str) -> SampledBatch | None:
+        """Return what is leased to (step, inner step); None before it is sampled.
+
+        Raises:
+            FencedError: an older caller, or a training step that is trained.
         """
         self._admit(key)
-        lease_id = f"{partition_id}@{key.global_step}.{key.inner_step}"
-        lease = self._state.leases.get(lease_id)
+        lease = self._state.leases.get(_lease_id(key, partition_id))
         if lease is not None:
-            if lease.batch_size != batch_size:
-                raise DataError(
-                    f"{lease_id} was sampled with {lease.batch_size} prompts, now asked for "
-                    f"{batch_size}"
-                )
             return self._batch(lease)
-        partition = self._state.partition(partition_id)
-        if key.global_step <= self._state.trained_step and not partition.validate:
+        is_training = not self._state.partition(partition_id).validate
+        if key.global_step <= self._state.trained_step and is_training:
             raise FencedError(f"{key} samples for a step that is trained and released")
-        ready = self._held("finished", partition_id)
-        failures = self._held("failure", partition_id)
-        if partition.validate:
-            ready, failures = ready + failures, []
-        self._check_failure_ratio(partition_id, batch_size)
-        if failures:
-            hopeless = [prompt.uid for prompt in failures]
-            self._record({"op": "give_up", "status": "failed", "uids": hopeless})
-        if len(ready) < batch_size:
-            return None
-        ready.sort(key=lambda prompt: (prompt.global_step, prompt.order))
-        lease = Lease(
-            lease_id=lease_id,
-            partition_id=partition_id,
-            global_step=key.global_step,
-            inner_step=key.inner_step,
-            batch_size=batch_size,
-            uids=[prompt.uid for prompt in ready[:batch_size]],
-            metrics=window_metrics(self._state.partition(partition_id)),
-        )
-        self._record({"op": "sample", "lease": asdict(lease)})
-        return self._batch(self._state.leases[lease_id])
+        return None
 
     def leased(self, lease_id: str) -> SampledBatch:
         """Return a sampled batch that is not yet trained.
@@ -280,9 +351,32 @@ class Ledger:
             raise DataError(f"no batch is leased as {lease_id}; leased: {list(self._state.leases)}")
         return self._batch(lease)
 
-    def needs_refill(self, partition_id: str) -> int:
-        """Return how many prompts must be fed to replace groups given up."""
-        return self._state.partition(partition_id).num_owed
+    def needs_refill(
+        self,
+        partition_id: str,
+        policy: SamplePolicy = SamplePolicy(),  # noqa: B008  frozen
+    ) -> int:
+        """Return how many prompts must be fed to replace evicted groups.
+
+        With `policy.max_in_flight` not more than keep that many pending and running.
+        """
+        owed = self._state.partition(partition_id).num_owed
+        if policy.max_in_flight is None:
+            return owed
+        counts = self._state.partition(partition_id).counts
+        return max(0, min(owed, policy.max_in_flight - counts["pending"] - counts["running"]))
+
+    def view(self, partition_id: str) -> dict[str, Any]:
+        """Return what a sampler may look at: uids per status, and the tag of every stored row."""
+        prompts = [p for status in sorted(ACTIVE) for p in self._held(status, partition_id)]
+        found: dict[str, Any] = {status: [] for status in ("pending", "running", *sorted(WAITING))}
+        rows: dict[str, dict[str, Any]] = {}
+        for prompt in prompts:
+            if prompt.status == "sampled":
+                continue
+            found[prompt.status].append(prompt.uid)
+            rows |= {tag["key"]: tag for tag in row_tags(prompt)}
+        return {**found, "rows": rows}
 
     def mark_trained(self, key: CallKey, global_step: int) -> list[str]:
         """Release the training batches up to `global_step`; return their row keys, to be cleared.
@@ -457,6 +551,118 @@ class Ledger:
         until = self._clock() + self.claim_lease_s
         self._lease_until.update(dict.fromkeys(uids, until))
 
+    def _fitting(self, prompts: list[Prompt]) -> list[Prompt]:
+        """Return the first of `prompts` whose rows fit into the queue."""
+        if self.capacity is None:
+            return prompts
+        room = self.capacity - self._num_stored()
+        fitting: list[Prompt] = []
+        for prompt in prompts:
+            room -= prompt.num_sessions
+            if room < 0:
+                break
+            fitting.append(prompt)
+        return fitting
+
+    def _num_stored(self) -> int:
+        evicted = sum(len(keys) for keys in self._state.evicted_keys.values())
+        return self._state.num_rows + evicted
+
+    def _check_room(self, partition_id: str, batch_size: int) -> None:
+        """Refuse to wait for groups that nothing can run: the queue is full without a batch.
+
+        Raises:
+            RolloutError: says how full it is and with what.
+        """
+        pending = self._state.queue("pending", partition_id).first(1)
+        if not pending or self._fitting(pending) or self._state.with_status("running"):
+            return
+        counts = {name: n for name, n in self.counts(partition_id).items() if n}
+        raise RolloutError(
+            f"the queue is full: {self._num_stored()} of {self.capacity} rows "
+            f"(transfer_queue.backend.SimpleStorage.total_storage_size) are taken, and "
+            f"{partition_id} has no {batch_size} finished prompts: {counts}; raise the size to "
+            f"{batch_size * pending[0].num_sessions} rows or more per batch on its way"
+        )
+
+    def _evict(self, key: CallKey, partition_id: str, policy: SamplePolicy) -> None:
+        """Take out what no batch may have; each group is owed once."""
+        verdicts = judge(self._state, partition_id, key.global_step, policy)
+        self._state.judged(partition_id)
+        for status, prompts in verdicts.items():
+            if not prompts:
+                continue
+            event = {
+                "op": "evict",
+                "status": status,
+                "uids": [prompt.uid for prompt in prompts],
+                "spans": [policy.span_of(prompt, key.global_step) for prompt in prompts],
+                "owed": policy.refill_factor if status == "filtered" else 1,
+            }
+            logger.info("%s: %d groups of %s are %s", key, len(prompts), partition_id, status)
+            self._record(event)
+
+    def _comes_too_early(
+        self, key: CallKey, partition_id: str, chosen: Sequence[Prompt], policy: SamplePolicy
+    ) -> bool:
+        """Whether a full batch has to wait: for refills, older prompts, or everything in flight."""
+        if policy.keeps_supply and self.needs_refill(partition_id, policy):
+            return True
+        if policy.discards_surplus and self._has_in_flight(partition_id):
+            return True
+        return is_held_back(self._state, partition_id, key.global_step, chosen, policy)
+
+    def _has_in_flight(self, partition_id: str) -> bool:
+        flying = [self._state.queue(status, partition_id) for status in ("pending", "running")]
+        return any(len(prompts) for prompts in flying)
+
+    def _new_lease(
+        self, key: CallKey, partition_id: str, chosen: Sequence[Prompt], lease_id: str
+    ) -> Lease:
+        return Lease(
+            lease_id=lease_id,
+            partition_id=partition_id,
+            global_step=key.global_step,
+            inner_step=key.inner_step,
+            batch_size=len(chosen),
+            uids=[prompt.uid for prompt in chosen],
+            metrics=window_metrics(self._state.partition(partition_id)),
+        )
+
+    def _lease(
+        self,
+        key: CallKey,
+        partition_id: str,
+        chosen: Sequence[Prompt],
+        policy: SamplePolicy,
+    ) -> SampledBatch:
+        lease_id = _lease_id(key, partition_id)
+        taken = {prompt.uid for prompt in chosen}
+        surplus: list[Prompt] = []
+        if policy.discards_surplus:
+            surplus = [p for p in self._held("finished", partition_id) if p.uid not in taken]
+        if surplus:
+            self._record(
+                {
+                    "op": "evict",
+                    "status": "discarded",
+                    "uids": [prompt.uid for prompt in surplus],
+                    "spans": [0] * len(surplus),
+                    "owed": 0,
+                }
+            )
+        lease = self._new_lease(key, partition_id, chosen, lease_id)
+        settles = policy.discards_surplus
+        self._record({"op": "sample", "lease": asdict(lease), "settles_debt": settles})
+        return self._batch(self._state.leases[lease_id])
+
+    def _check_size(self, known: SampledBatch, batch_size: int) -> None:
+        if len(known.uids) != batch_size:
+            raise DataError(
+                f"{known.lease_id} was sampled with {len(known.uids)} prompts, now asked for "
+                f"{batch_size}"
+            )
+
     def _forget_leases(self, uids: Sequence[str]) -> None:
         for uid in uids:
             self._lease_until.pop(uid, None)
@@ -524,6 +730,10 @@ class Ledger:
         known = self._state.partitions.get(spec.partition_id)
         if known is not None and known.validate != spec.validate:
             raise DataError(f"partition {spec.partition_id} mixes training and validation prompts")
+
+
+def _lease_id(key: CallKey, partition_id: str) -> str:
+    return f"{partition_id}@{key.global_step}.{key.inner_step}"
 
 
 def _trained_event(state: LedgerState, global_step: int) -> Event:
