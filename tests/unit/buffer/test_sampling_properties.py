@@ -133,6 +133,15 @@ class RunMachine(RuleBasedStateMachine):
             ]
         self.ledger.settle("w0", uid, sessions)
 
+    @rule(times=st.integers(1, 3))
+    def the_youngest_finish_first(self, times):
+        """What bounds have to stand up to: old prompts that take longest."""
+        for _ in range(times):
+            self.claim_some(100)
+            for uid in self.running()[-self.batch :]:
+                self.settle_as(uid, "good")
+            self.try_step()
+
     @rule()
     def worker_dies(self):
         self.ledger.release_worker("w0")
