@@ -424,8 +424,8 @@ class LedgerState:
     def _forget(self) -> None:
         """Drop the names of final prompts of steps before the last trained one.
 
-        Nobody feeds them again: a feed of such a step adds nothing (see Ledger.feed), so that memory
-        and checkpoints stay as small as they were after the first steps.
+        Nobody feeds them again: a feed of such a step adds nothing (see Ledger.feed), so that
+        memory and checkpoints stay as small as they were after the first steps.
         """
         for step in [step for step in self._final if step < self.trained_step]:
             for uid in self._final.pop(step):

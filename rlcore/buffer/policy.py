@@ -45,7 +45,7 @@ class SamplePolicy:
     keeps_supply: bool = False
     """Replace evicted groups also when a full batch is there (asynchronous modes)."""
     discards_surplus: bool = False
-    """Let everything in flight finish, then drop what the batch does not take (verl's sync DAPO)."""
+    """Let what is in flight finish, then drop what the batch does not take (verl's sync DAPO)."""
 
     def span_of(self, prompt: Prompt, global_step: int) -> int:
         """Return how many steps, or weight versions, a group spans if it is trained now."""

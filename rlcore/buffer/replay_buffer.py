@@ -116,7 +116,7 @@ class ReplayBuffer(PartitionViews):
         policy: What the threshold, the strategy and the mode come to; a step may replace it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  verl's keywords
         self,
         ledger: BatchSource,
         *,
@@ -353,8 +353,9 @@ class ReplayBuffer(PartitionViews):
                 f"{name}.sample returned {len(uids)} groups, asked for {batch_size} of "
                 f"{partition_id}"
             )
-        stored = {row for row in self.ledger.view(partition_id)["rows"]}
-        whole = {row for row in stored if row.split("_")[0] in set(uids)}
+        chosen = set(uids)
+        stored = self.ledger.view(partition_id)["rows"]
+        whole = {row for row in stored if row.split("_")[0] in chosen}
         missing = sorted(whole - set(given))
         if missing:
             raise DataError(

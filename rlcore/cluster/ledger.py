@@ -7,9 +7,9 @@
 | wait_settled   | the last running prompt    | settle                                            |
 | expiry         | the next lease's end       | its time; a claim or renewal that changes it      |
 
-Needs no torch. Ray starts an actor whose process died anew under the same handle; it goes on from its
-journal, with fresh leases. Who called meanwhile gets ActorUnavailableError and calls again: a phase by
-its retry, a worker by being replaced.
+Needs no torch. Ray starts an actor whose process died anew under the same handle; it goes on from
+its journal, with fresh leases. Who called meanwhile gets ActorUnavailableError and calls again: a
+phase by its retry, a worker by being replaced.
 """
 
 import asyncio

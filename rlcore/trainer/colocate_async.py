@@ -1,6 +1,6 @@
 """Mode `colocate_async`: the trainer's devices generate ahead while they do not train.
 
-    generate (N, N+1, …) | abort, sleep | train N | update, resume | generate goes on with prefixes …
+    generate (N, N+1, …) | abort, sleep | train N | update, resume | generate on with prefixes …
 
 `num_warmup_batches` batches are on their way beyond the step's own, so that long responses span
 steps. A response that is cut off keeps its tokens, log-probs and weight versions on the client's

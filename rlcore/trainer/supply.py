@@ -119,7 +119,7 @@ def check_generated(config: RunConfig, *, fed_for_step: int, count: int) -> None
     limit = filtering.max_num_gen_batches * config.data.train_batch_size
     if fed_for_step + count > limit:
         raise RolloutError(
-            f"{fed_for_step} prompts were generated for this step and {count} more are needed, over "
+            f"{fed_for_step} prompts were generated for this step, {count} more are needed, over "
             f"algorithm.filter_groups.max_num_gen_batches={filtering.max_num_gen_batches} x "
             f"data.train_batch_size={config.data.train_batch_size}: most groups have the same "
             f"{filtering.metric or 'reward'} in all sessions. Take easier or harder prompts, more "
@@ -142,8 +142,8 @@ def make_replay_buffer(
         buffer_class = load_user_object(custom.path, custom.name)
         if not (isinstance(buffer_class, type) and issubclass(buffer_class, ReplayBuffer)):
             raise ConfigError(
-                f"trainer.v1.sampler.custom_sampler.name={custom.name}: {custom.path} defines it as "
-                f"{buffer_class!r}; it must be a subclass of "
+                f"trainer.v1.sampler.custom_sampler.name={custom.name}: {custom.path} defines it "
+                f"as {buffer_class!r}; it must be a subclass of "
                 "rlcore.buffer.replay_buffer.ReplayBuffer"
             )
     return buffer_class(

@@ -163,7 +163,7 @@ def test_groups_without_differences_are_filtered_and_replaced_one_for_one(ledger
 def test_a_missing_filter_metric_is_named(ledger):
     feed(ledger, ["a"])
     settle(ledger, ["a"], acc=(1.0, 0.0), length=(3.0, 4.0))
-    with pytest.raises(DataError, match="prompt a, session 0: .* no 'accuracy'.*acc, length"):
+    with pytest.raises(DataError, match=r"prompt a, session 0: .* no 'accuracy'.*acc, length"):
         ledger.sample(key(1), TRAIN, 1, SamplePolicy(filter_metric="accuracy"))
 
 
@@ -238,6 +238,9 @@ def test_reissue_after_a_restart_gives_in_flight_prompts_the_new_step(ledger, tm
         CallKey(run_id="run-1", attempt=2, global_step=0, phase="restore"), saved
     )
     assert restored.counts(TRAIN)["finished"] == 1
+    # Not before the weights are published, after which every mode feeds.
+    assert restored.claim(2, "w1", 9) == []
+    restored.feed(CallKey(run_id="run-1", attempt=2, global_step=2, phase="warm_up"), [])
     claimed = restored.claim(2, "w1", 9)
     # c was running, d pending: each once, in the old order, dispatched by step 2.
     assert [(spec.uid, spec.global_step) for spec in claimed] == [("c", 2), ("d", 2)]

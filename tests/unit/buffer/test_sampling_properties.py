@@ -76,9 +76,7 @@ class RunMachine(RuleBasedStateMachine):
         return SamplePolicy(**self.policy, trainer_version=self.version)
 
     def key(self, phase="sample"):
-        return CallKey(
-            run_id="run-1", attempt=self.attempt, global_step=self.step, phase=phase
-        )
+        return CallKey(run_id="run-1", attempt=self.attempt, global_step=self.step, phase=phase)
 
     def outstanding(self):
         counts = self.ledger.counts(TRAIN)
@@ -169,6 +167,7 @@ class RunMachine(RuleBasedStateMachine):
         self.attempt += 1
         self.ledger = self.open(f"attempt-{self.attempt}")
         self.ledger.load_state_dict(self.key("restore"), saved)
+        self.feed(0)
 
     @rule()
     def train(self):
