@@ -178,8 +178,8 @@ class PPOTrainer:
     def _add_batch_to_generate(self) -> Metrics:
         """Feed the step's prompts to the ledger; feeding them again changes nothing."""
         count = self.config.data.train_batch_size
-        counts = self.ledger.counts(self._partition("train"))
         if self.is_async:
+            counts = self.ledger.counts(self._partition("train"))
             count = num_to_feed(
                 self.config,
                 counts,
