@@ -1,4 +1,4 @@
-"""The asynchronous trainer's phases on a real ledger in this process; engine and training are fakes."""
+"""The asynchronous phases on a real ledger in this process; engine and training are fakes."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
