@@ -183,5 +183,5 @@ def test_a_custom_sampler_that_returns_no_batch_is_told_so(tmp_path, returned, m
 
 
 def test_unknown_arguments_are_refused(tmp_path):
-    with pytest.raises(DataError, match="ReplayBuffer takes no pol, treshold"):
-        ReplayBuffer(None, run_id="r", attempt=1, pol=1, treshold=2)
+    with pytest.raises(DataError, match="ReplayBuffer takes no pol, thresh"):
+        ReplayBuffer(None, run_id="r", attempt=1, pol=1, thresh=2)
