@@ -97,6 +97,7 @@ class ActiveRun:
             ledger=cluster.ledger,
             training=cluster.training,
             checkpoint_manager=cluster.checkpoint_manager,
+            total_steps=self.total_steps,
         )
         mode = config.trainer.v1.trainer_mode
         self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)

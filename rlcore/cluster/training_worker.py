@@ -71,12 +71,12 @@ class TrainingWorkerActor:
         self._worker.give_up(key)
 
     def compute_log_prob(
-        self, key: CallKey, partition_id: str, batch: SampledBatch
+        self, key: CallKey, partition_id: str, batch: SampledBatch, keeps_start: bool = False
     ) -> dict[str, float]:
         """Write `old_log_probs` and `entropy` of the batch; return their metrics."""
         columns = ["prompts", "responses", "response_mask", "rollout_log_probs"]
         rows = self._queue.get(partition_id, batch.keys, columns)
-        columns_out, metrics = self._worker.compute_log_prob(key, rows)
+        columns_out, metrics = self._worker.compute_log_prob(key, rows, keeps_start=keeps_start)
         self._queue.put(partition_id, batch.keys, columns_out)
         return metrics
 
@@ -161,7 +161,12 @@ class TrainingGroup:
         }
 
     def compute_log_prob(
-        self, key: CallKey, partition_id: str, batch: SampledBatch
+        self,
+        key: CallKey,
+        partition_id: str,
+        batch: SampledBatch,
+        *,
+        keeps_start: bool = False,
     ) -> dict[str, float]:
         """Write `old_log_probs` and `entropy` of the batch; return their metrics.
 
@@ -169,7 +174,7 @@ class TrainingGroup:
             FencedError, DataError: see TrainingWorker.compute_log_prob.
             DeadlineExceededError, ActorUnavailableError: a rank does not answer.
         """
-        return self._call("compute_log_prob", key, partition_id, batch)
+        return self._call("compute_log_prob", key, partition_id, batch, keeps_start)
 
     def update_actor(
         self, key: CallKey, partition_id: str, batch: SampledBatch

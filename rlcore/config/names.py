@@ -105,8 +105,7 @@ KINDS: tuple[NamedKind, ...] = (
         key="trainer.v1.trainer_mode",
         kind="trainer mode",
         read=lambda config: (config.trainer.v1.trainer_mode,),
-        works=("sync",),
-        not_yet=("colocate_async", "separate_async"),
+        works=("colocate_async", "separate_async", "sync"),
         registered_by="@register_trainer",
     ),
     NamedKind(

@@ -62,16 +62,8 @@ HOSTS: Final = NotYet(reason="training runs on one host so far", fix="set it to 
 DEVICE: Final = NotYet(reason="training runs on the CPU so far", fix="set it to cpu")
 
 # --- issue "Asynchrony"
-COLOCATE_ASYNC: Final = NotYet(
-    reason="trainer mode colocate_async is not there yet, and it has no effect in sync mode"
-)
-SEPARATE_ASYNC: Final = NotYet(
-    reason="trainer mode separate_async is not there yet, and it has no effect in sync mode"
-)
-STALENESS: Final = Hint(reason="sync mode has staleness 0")
+LENDING: Final = NotYet(reason="idle training devices are not lent to generation")
 REFILL: Final = NotYet(reason="failed groups are dropped and replaced in every mode")
-SAMPLER: Final = NotYet(reason="samplers of your own are not there yet")
-FILTER_GROUPS: Final = NotYet(reason="groups are not filtered by their rewards yet")
 QUEUE_ALWAYS: Final = Hint(reason="rows always travel through TransferQueue")
 STORAGE: Final = NotYet(reason="other storage back ends are not there yet")
 STORAGE_SIZE: Final = Hint(reason="the storage grows with the run")

@@ -28,6 +28,7 @@ from rlcore.training.checkpoint import (
 from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
 from rlcore.training.spec import TrainingSpec
+from rlcore.training.start_weights import StartWeights
 from rlcore.training.update import LOSS_COLUMNS, PolicyUpdater
 from rlcore.training.versions import WeightVersions
 from rlcore.types import CallKey, WeightMeta
@@ -63,25 +64,38 @@ class TrainingWorker:
         self.updater = PolicyUpdater(self.policy, spec)
         self.versions = WeightVersions(Path(spec.folder) / "weight_version")
         self.progress = Progress()
+        self.start_weights = StartWeights()
         self._fence = Fence(spec.run_id, spec.attempt)
 
     def give_up(self, key: CallKey) -> None:
         """Refuse a try of a phase from now on; a call of it that runs goes on to its end."""
         self._fence.give_up(key)
 
-    def compute_log_prob(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
-        """Return the columns `old_log_probs` and `entropy` under the current weights, and metrics.
+    def compute_log_prob(
+        self, key: CallKey, rows: Rows, *, keeps_start: bool = False
+    ) -> tuple[Rows, dict[str, float]]:
+        """Return the columns `old_log_probs` and `entropy` under the step's first weights.
 
         With the column `rollout_log_probs` the metrics tell how far the engine was off.
 
+        Args:
+            key: Names step and inner step.
+            rows: Columns.
+            keeps_start: The step has several inner steps: a copy of the weights at its first one
+                is kept, and used at the others.
+
         Raises:
-            FencedError: an older caller; or the update of this inner step has begun, so that the
-                weights are no longer those of its start.
+            FencedError: an older caller; the update of this inner step has begun, so that the
+                weights are no longer those of its start; or the copy is not there.
             DataError: a column is missing or malformed.
         """
         self._fence.admit(key)
         if self.progress.has_begun(key):
             raise FencedError(f"{key} was refused: the update of this inner step has begun")
+        with self.start_weights.of_step(key, self.policy.model, is_needed=keeps_start):
+            return self._compute_log_prob(key, rows)
+
+    def _compute_log_prob(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
         count = check_rows(rows, ["prompts", "responses", "response_mask"])
         started = time.perf_counter()
         old: list[torch.Tensor] = [torch.empty(0)] * count

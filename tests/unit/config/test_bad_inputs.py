@@ -125,7 +125,10 @@ BAD = [
     ([f"{ROLLOUT}expert_parallel_size=3"], f"{ROLLOUT}expert_parallel_size", "2 x data_parallel"),
     ([f"{ROLLOUT}mode=sync"], f"{ROLLOUT}mode", "always servers"),
     (["trainer.use_v1=false"], "trainer.use_v1", "becomes a trainer mode"),
-    ([f"{V1}trainer_mode=separate_async"], f"{ROLLOUT}nnodes", "devices of its own"),
+    ([f"{V1}trainer_mode=separate_async", "trainer.device=cuda"], f"{ROLLOUT}nnodes",
+     "devices of its own"),
+    ([f"{V1}colocate_async.num_warmup_batches=2"], f"{V1}colocate_async.num_warmup_batches",
+     "no effect with trainer.v1.trainer_mode=sync"),
     (
         [*ASYNC, "data.train_batch_size=8"],
         "data.train_batch_size",

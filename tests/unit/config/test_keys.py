@@ -42,7 +42,6 @@ def problems_of(*overrides):
         "algorithm.rollout_correction.bypass_mode=False",
         "critic.enable=null",
         "transfer_queue.enable=True",
-        "trainer.v1.sampler.max_off_policy_threshold=4",
     ],
 )
 def test_satisfied_keys_give_one_notice(override):
@@ -70,8 +69,7 @@ def test_satisfied_keys_give_one_notice(override):
         ("critic.optim.lr=2e-5", "critic", "leave it out"),
         ("custom_reward_function.path=x.py", "moved", "reward.custom_reward_function"),
         ("reward.reward_model.enable=True", "reward models", "leave it out"),
-        ("algorithm.filter_groups.enable=True", "groups are not filtered", "leave it out"),
-        ("trainer.v1.separate_async.parameter_sync_step=2", "sync", "leave it out"),
+        ("trainer.v1.separate_async.hybrid_rollout.enable_switch=True", "lent", "leave it out"),
         ("trainer.v1.sampler.sync_refill_failed_groups=False", "replaced", "leave it out"),
         ("ray_kwargs.ray_init.num_cpus=8", "own", "ray.num_cpus"),
         # values of honoured keys
@@ -89,7 +87,6 @@ def test_satisfied_keys_give_one_notice(override):
         ("trainer.device=cuda", "CPU", "cpu"),
         ("trainer.n_gpus_per_node=8", "one rank", "1"),
         ("trainer.nnodes=2", "one host", "1"),
-        ("trainer.v1.trainer_mode=separate_async", "not there yet", "sync"),
     ],
 )
 def test_refused_keys_say_why_and_what_instead(override, in_reason, in_fix):
@@ -144,7 +141,7 @@ def test_all_problems_are_listed_at_once():
     overrides = [
         "data.train_batch_sise=8",
         f"{A}rollout.n=0",
-        "trainer.v1.trainer_mode=colocate_async",
+        "trainer.v1.trainer_mode=colocate_asinc",
         "trainer.use_v1=False",
         "algorithm.gamma=0.9",
         "trainer.logger=[console",

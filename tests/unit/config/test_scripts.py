@@ -48,12 +48,9 @@ TABLE = {
         },
     ),
     "dapo": (
-        24,
+        27,
         4,
         {
-            "algorithm.filter_groups.enable",
-            "algorithm.filter_groups.max_num_gen_batches",
-            "algorithm.filter_groups.metric",
             "reward.reward_kwargs.max_resp_len",
             "reward.reward_kwargs.overlong_buffer_cfg.enable",
             "reward.reward_kwargs.overlong_buffer_cfg.len",
@@ -73,14 +70,12 @@ TABLE = {
         {"trainer.n_gpus_per_node", f"{A}actor.policy_loss.loss_mode", f"{A}rollout.name"},
     ),
     "async": (
-        12,
-        7,
+        17,
+        4,
         {
             "algorithm.rollout_correction.rollout_is",
             "data.gen_batch_size",
             "trainer.n_gpus_per_node",
-            "trainer.v1.separate_async.parameter_sync_step",
-            "trainer.v1.trainer_mode",
             f"{A}rollout.checkpoint_engine.backend",
             f"{A}rollout.n_gpus_per_node",
             f"{A}rollout.name",
