@@ -22,10 +22,12 @@ how entries are called and how to add one.
 from rlcore.algorithms.advantages import dr_grpo, gpg, grpo, grpo_passk, opo, rloo
 from rlcore.algorithms.aggregate import agg_loss, batch_totals
 from rlcore.algorithms.batch_advantages import gdpo, reinforce_pp_baseline
-from rlcore.algorithms.bypass import drop_drifted
+from rlcore.algorithms.bypass import drop_drifted, drop_rejected
 from rlcore.algorithms.correction import Correction, correct_rollout
 from rlcore.algorithms.estimators import (
     ADV_ESTIMATORS,
+    GAE,
+    REMAX,
     AdvantageInputs,
     Estimator,
     register_adv_est,
@@ -60,7 +62,9 @@ from rlcore.algorithms.weighted_losses import cispo_loss, reinforce_loss, sapo_l
 
 __all__ = [
     "ADV_ESTIMATORS",
+    "GAE",
     "POLICY_LOSSES",
+    "REMAX",
     "AdvantageInputs",
     "Correction",
     "Estimator",
@@ -74,6 +78,7 @@ __all__ = [
     "decoupled_ppo_loss",
     "dr_grpo",
     "drop_drifted",
+    "drop_rejected",
     "dynamic_sampling_keep",
     "gae",
     "gdpo",

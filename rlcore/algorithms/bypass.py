@@ -32,6 +32,25 @@ from rlcore.algorithms.rollout_correction import (
 BypassLoss = Literal["ppo_clip", "reinforce"]
 
 
+def drop_rejected(
+    inputs: PolicyLossInputs, rejections: Sequence[Mapping[str, Any]]
+) -> PolicyLossInputs:
+    """Return the inputs with advantage 0 where one of the `rejection_mask`s drops the token.
+
+    Args:
+        inputs: old_logp is the engine's.
+        rejections: arguments of one `rejection_mask` each.
+
+    Raises:
+        ValueError: a valid log-prob is not finite, or an argument is not fit.
+    """
+    kept = inputs.mask
+    for arguments in rejections:
+        one = rejection_mask(inputs.logp.detach(), inputs.old_logp, inputs.mask, **arguments)
+        kept = kept * one.bool()
+    return replace(inputs, adv=select(inputs.adv, kept)) if rejections else inputs
+
+
 def drop_drifted(inputs: PolicyLossInputs, delta: float) -> PolicyLossInputs:
     """Return the inputs with advantage 0 where `off_policy_sequence_mask` drops the token.
 
@@ -45,7 +64,7 @@ def drop_drifted(inputs: PolicyLossInputs, delta: float) -> PolicyLossInputs:
 
 @register_policy_loss(
     "bypass_mode",
-    reads=("loss_type", "weights", "rejections", "clip_low", "clip_high", "dual_clip", "agg"),
+    reads=("loss_type", "weights", "clip_low", "clip_high", "dual_clip", "agg"),
     takes_weights=False,
     is_silent_without_advantage=True,
 )
@@ -53,7 +72,6 @@ def bypass_mode(
     inputs: PolicyLossInputs,
     loss_type: BypassLoss = "ppo_clip",
     weights: Mapping[str, Any] | None = None,
-    rejections: Sequence[Mapping[str, Any]] = (),
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
@@ -65,7 +83,6 @@ def bypass_mode(
         inputs: old_logp is the engine's.
         loss_type: which of the two.
         weights: arguments of `rollout_is_weights` for "reinforce"; None = no weights.
-        rejections: arguments of one `rejection_mask` each.
         clip_low: of "ppo_clip", as in `ppo_loss`.
         clip_high: likewise.
         dual_clip: likewise.
@@ -76,11 +93,6 @@ def bypass_mode(
             batch, of which a loss sees a part only; an unknown name.
     """
     check_choice("loss_type", loss_type, get_args(BypassLoss))
-    logp, old = inputs.logp.detach(), inputs.old_logp
-    kept = inputs.mask
-    for arguments in rejections:
-        kept = kept * rejection_mask(logp, old, inputs.mask, **arguments).bool()
-    inputs = replace(inputs, adv=select(inputs.adv, kept))
     if loss_type == "ppo_clip":
         if weights is not None:
             raise ValueError("ppo_clip has the ratio to the sampler; weights would count it twice")
@@ -88,6 +100,6 @@ def bypass_mode(
     if weights is not None:
         if weights.get("batch_normalize"):
             raise ValueError("a loss sees one micro-batch: it cannot normalise over the batch")
-        found = rollout_is_weights(logp, old, inputs.mask, **weights)
-        inputs = replace(inputs, is_weights=found)
+        logp, old = inputs.logp.detach(), inputs.old_logp
+        inputs = replace(inputs, is_weights=rollout_is_weights(logp, old, inputs.mask, **weights))
     return policy_gradient(inputs, **aggregation)

@@ -76,7 +76,7 @@ def test_satisfied_keys_give_one_notice(override):
         ("ray_kwargs.ray_init.num_cpus=8", "own", "ray.num_cpus"),
         # values of honoured keys
         ("data.truncation=left", "cut off", "filter_overlong_prompts"),
-        (f"{A}actor.policy_loss.loss_mode=gspo", "not there yet", "vanilla"),
+        (f"{A}actor.policy_loss.loss_mode=dro", "not among the algorithms", "vanilla"),
         (f"{A}rollout.name=vllm", "not there yet", "transformers"),
         (f"{A}rollout.top_p=0.9", "cannot reproduce", "1"),
         (f"{A}rollout.top_k=50", "cannot reproduce", "-1"),
