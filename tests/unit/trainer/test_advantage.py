@@ -5,6 +5,7 @@ import torch
 
 from rlcore.algorithms import ADV_ESTIMATORS, GAE, REMAX
 from rlcore.errors import DataError
+from rlcore.testing.queue import MemoryQueue
 from rlcore.trainer.advantage import AdvantageSpec, compute_advantage, copy_rollout_log_probs
 from rlcore.types import SampledBatch
 
@@ -15,20 +16,8 @@ MASKS = [[1, 0, 1], [1], [1, 1], [1, 1, 1], [1]]
 SINGLE = [0, 2, 3, 4]
 
 
-class Queue:
-    """Rows in memory, with the part of QueueClient that the phase uses."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, dict[str, torch.Tensor]] = {}
-
-    def put(self, partition_id, keys, columns) -> None:
-        assert partition_id == "run/train"
-        for name, rows in columns.items():
-            self.columns.setdefault(name, {}).update(zip(keys, rows, strict=True))
-
-    def get(self, partition_id, keys, columns):
-        assert partition_id == "run/train"
-        return {name: [self.columns[name][key] for key in keys] for name in columns}
+def column(queue: MemoryQueue, name: str, key: str) -> torch.Tensor:
+    return queue.rows["run/train", key][name]
 
 
 def batch(rows=SINGLE) -> SampledBatch:
@@ -44,8 +33,8 @@ def batch(rows=SINGLE) -> SampledBatch:
 
 
 @pytest.fixture
-def queue() -> Queue:
-    queue = Queue()
+def queue() -> MemoryQueue:
+    queue = MemoryQueue()
     generator = torch.Generator().manual_seed(0)
     masks = [torch.tensor(mask) for mask in MASKS]
     rewards = []
@@ -62,26 +51,27 @@ def queue() -> Queue:
     return queue
 
 
-def run(queue: Queue, rows=SINGLE, baselines=None, **spec):
+def run(queue: MemoryQueue, rows=SINGLE, baselines=None, **spec):
     name = spec.pop("name")
     estimator = {"gae": GAE, "remax": REMAX}.get(name) or ADV_ESTIMATORS.get(name)
     metrics = compute_advantage(
         queue, "run/train", batch(rows), AdvantageSpec(estimator=estimator, **spec),
         baselines=baselines,
     )  # fmt: skip
-    return metrics, [queue.columns["advantages"][KEYS[row]].tolist() for row in rows]
+    return metrics, [column(queue, "advantages", KEYS[row]).tolist() for row in rows]
 
 
-def test_a_group_is_compared_and_masked_tokens_have_nothing(queue: Queue):
+def test_a_group_is_compared_and_masked_tokens_have_nothing(queue: MemoryQueue):
     metrics, advantages = run(queue, name="dr_grpo")
     assert advantages == [[1, 0, 1], [-1, -1], [0.25] * 3, [-0.25]]
     # 1, 1, -1, -1, 0.25 x 3, -0.25
     assert metrics["critic/advantages/mean"] == pytest.approx(0.5 / 8)
     assert metrics["critic/returns/max"] == 1 and metrics["critic/advantages/min"] == -1
-    assert set(queue.columns) & {"train_mask", "rollout_is_weights"} == set()
+    written = {name for row in queue.rows.values() for name in row}
+    assert written & {"train_mask", "rollout_is_weights"} == set()
 
 
-def test_settings_reach_the_estimator(queue: Queue):
+def test_settings_reach_the_estimator(queue: MemoryQueue):
     _, advantages = run(queue, name="grpo", settings={"norm_by_std": False})
     assert advantages[0] == [1, 0, 1]
     _, advantages = run(queue, name="reinforce_plus_plus",
@@ -90,12 +80,12 @@ def test_settings_reach_the_estimator(queue: Queue):
     assert advantages == [[1, 0, 2], [0, 0], [0.25, 0.5, 1], [0.5]]
 
 
-def test_a_session_of_two_outputs_counts_once(queue: Queue):
+def test_a_session_of_two_outputs_counts_once(queue: MemoryQueue):
     _, advantages = run(queue, rows=range(5), name="dr_grpo")
     assert advantages == [[1, 0, 1], [1], [-1, -1], [0.25] * 3, [-0.25]]
 
 
-def test_every_estimator_runs(queue: Queue):
+def test_every_estimator_runs(queue: MemoryQueue):
     baselines = {"u0": 0.5, "u1": 1.0}
     for name in (*ADV_ESTIMATORS, "gae", "remax"):
         _, advantages = run(queue, name=name, baselines=baselines, reward_keys=("acc", "format"))
@@ -103,10 +93,10 @@ def test_every_estimator_runs(queue: Queue):
     _, advantages = run(queue, name="remax", baselines=baselines)
     assert advantages == [[1.5, 0, 1.5], [-0.5, -0.5], [0, 0, 0], [-0.5]]
     _, advantages = run(queue, name="gae", settings={"whiten": False})
-    assert advantages[3] == pytest.approx([0.5 - queue.columns["values"][KEYS[4]][0].item()])
+    assert advantages[3] == pytest.approx([0.5 - column(queue, "values", KEYS[4])[0].item()])
 
 
-def test_named_rewards(queue: Queue):
+def test_named_rewards(queue: MemoryQueue):
     _, advantages = run(
         queue, name="gdpo", reward_keys=("acc",),
         settings={"norm_by_std": False, "batch_norm": "none"},
@@ -118,7 +108,7 @@ def test_named_rewards(queue: Queue):
         run(queue, name="gdpo")
 
 
-def test_correction_is_written_beside_the_advantages(queue: Queue):
+def test_correction_is_written_beside_the_advantages(queue: MemoryQueue):
     metrics, advantages = run(
         queue, name="dr_grpo", weights={"level": "token", "upper": 1.2},
         rejections=[{"stat": "ratio", "level": "token", "upper": 1.0}],
@@ -126,11 +116,11 @@ def test_correction_is_written_beside_the_advantages(queue: Queue):
     # the statistics are those of the original mask
     assert advantages == [[1, 0, 1], [-1, -1], [0.25] * 3, [-0.25]]
     for row in SINGLE:
-        old = queue.columns["old_log_probs"][KEYS[row]]
+        old = column(queue, "old_log_probs", KEYS[row])
         ratio = (old + 0.5).exp()
         kept = (torch.tensor(MASKS[row]) == 1) & (ratio <= 1)
-        assert queue.columns["train_mask"][KEYS[row]].tolist() == kept.long().tolist()
-        weights = queue.columns["rollout_is_weights"][KEYS[row]]
+        assert column(queue, "train_mask", KEYS[row]).tolist() == kept.long().tolist()
+        weights = column(queue, "rollout_is_weights", KEYS[row])
         assert weights.tolist() == pytest.approx((ratio.clamp(max=1.2) * kept).tolist())
     assert 0 < metrics["rollout_corr/rollout_rs_masked_fraction"] < 1
     assert metrics["rollout_corr/rollout_is_max"] <= 1.2 + 1e-6
@@ -138,6 +128,6 @@ def test_correction_is_written_beside_the_advantages(queue: Queue):
     assert "rollout_corr/rollout_rs_masked_fraction" not in only
 
 
-def test_bypass_mode_takes_the_engines_log_probs(queue: Queue):
+def test_bypass_mode_takes_the_engines_log_probs(queue: MemoryQueue):
     assert copy_rollout_log_probs(queue, "run/train", batch()) == {}
-    assert queue.columns["old_log_probs"]["u1_0_0"].tolist() == [-0.5] * 3
+    assert column(queue, "old_log_probs", "u1_0_0").tolist() == [-0.5] * 3
