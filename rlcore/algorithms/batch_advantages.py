@@ -95,10 +95,10 @@ def reinforce_pp_baseline(
 def gdpo_rows(
     scores: Float[Tensor, "B K"],
     groups: Sequence[Hashable],
-    weights: Sequence[float] | Float[Tensor, " K"] | None = None,
-    norm_by_std: bool = True,
-    eps: float = 1e-6,
-    singleton: Singleton = "zero",
+    weights: Sequence[float] | Float[Tensor, " K"] | None,
+    norm_by_std: bool,
+    eps: float,
+    singleton: Singleton,
 ) -> Float[Tensor, " B"]:
     """Return the weighted sum of each reward's GRPO advantage per row; see `gdpo`."""
     num_rewards = scores.shape[-1]

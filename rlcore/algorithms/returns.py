@@ -54,7 +54,7 @@ def gae(
     following = _next_valid(value, mask, last)
     deltas = rewards + gamma * following - value
     advantages = _to_go(deltas, mask, gamma * lam)
-    returns = select(advantages + value, mask)
+    returns = advantages + value
     return masked_whiten(advantages, mask) if whiten else advantages, returns
 
 

@@ -240,6 +240,13 @@ def test_metrics_of_clipping():
         adv=torch.tensor([[1.0, -1.0, -1.0, 1.0, 1.0]]),
         mask=torch.tensor([[1, 1, 1, 1, 0]]),
     )
+    small = PolicyLossInputs(
+        old_logp=inputs.old_logp, logp=inputs.logp, adv=inputs.adv / 4, mask=inputs.mask
+    )
+    # the size of the advantages plays no part
+    assert POLICY_LOSSES.get("vanilla")(small, dual_clip=3.0)[1] == pytest.approx(
+        POLICY_LOSSES.get("vanilla")(inputs, dual_clip=3.0)[1]
+    )
     loss, metrics = POLICY_LOSSES.get("vanilla")(inputs, dual_clip=3.0)
     # -1.2 + 0.8 + 3 - 1
     assert loss.item() == pytest.approx(1.6 / 4)

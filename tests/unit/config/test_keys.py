@@ -39,7 +39,6 @@ def problems_of(*overrides):
         f"{A}rollout.engine_kwargs.vllm.disable_mm_preprocessor_cache=True",
         f"{A}ref.fsdp_config.param_offload=True",
         "algorithm.kl_ctrl.kl_coef=0.001",
-        "algorithm.rollout_correction.bypass_mode=False",
         "critic.enable=null",
         "transfer_queue.enable=True",
         "trainer.v1.sampler.max_off_policy_threshold=4",
