@@ -21,7 +21,7 @@ MAIN = "python3 -m verl.trainer.main_ppo"
 TABLE = {
     "grpo": (21, 14, {f"{A}rollout.name"}),
     "ppo": (
-        16,
+        17,
         5,
         {
             "algorithm.adv_estimator",
