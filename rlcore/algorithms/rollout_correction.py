@@ -3,7 +3,7 @@
 Legend: B rows (trajectories), T response positions, d = train_logp - rollout_logp, where train_logp
 is the policy at the start of the step recomputed by the trainer, never the one being trained.
 
-Weights: truncated importance sampling (TIS) bounds pi_train / pi_rollout, masked (MIS, IcePop) sets
+Weights: truncated importance sampling (TIS) bounds pi_train / pi_rollout, masked (IcePop) sets
 it to 0 outside its bounds. Rejection takes tokens or whole rows out of the mask. Neither goes
 with a PPO ratio against the rollout policy itself (bypass mode): that would count one gap twice.
 `off_policy_sequence_mask` is DeepSeek-V3.2's, https://arxiv.org/abs/2512.02556.
