@@ -151,6 +151,10 @@ def test_logits_by_hand_and_far_out():
     assert token_logp(far, torch.tensor([1])).item() == -2000
     assert token_entropy(far.bfloat16()).item() == 0
     assert token_entropy(torch.zeros(4), 0.3).item() == pytest.approx(math.log(4))
+    cube = torch.log(torch.tensor([[[1.0, 3.0], [1.0, 1.0]], [[4.0, 1.0], [1.0, 9.0]]]))
+    chosen = token_logp(cube, torch.tensor([[1, 0], [0, 1]]))
+    assert chosen.exp().flatten().tolist() == pytest.approx([0.75, 0.5, 0.8, 0.9])
+    assert token_entropy(cube)[0, 1].item() == pytest.approx(math.log(2))
     assert token_logp(far.half(), torch.tensor([0])).dtype == torch.float32
     assert token_entropy(far.double()).dtype == torch.float64
 

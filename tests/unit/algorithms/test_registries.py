@@ -162,6 +162,12 @@ def test_several_outputs_of_a_session():
     for name in ("opo", "gdpo"):
         with pytest.raises(ValueError, match="session 0 of prompt 'a' has 2"):
             ADV_ESTIMATORS.get(name)(inputs)
+        # the first of two is named
+        twice = batch(groups=["a", "a", "b", "b"], sessions=[7, 7, 8, 8], out_index=[0, 1, 0, 1])
+        with pytest.raises(ValueError, match="session 7 of prompt 'a' has 2"):
+            ADV_ESTIMATORS.get(name)(twice)
+        with pytest.raises(ValueError, match="zip"):
+            ADV_ESTIMATORS.get(name)(batch(sessions=[0, 1]))
 
 
 OLD = torch.tensor([[-1.0, -2.0], [-0.5, -1.5]])
@@ -274,6 +280,16 @@ def test_metrics_of_clipping():
     assert POLICY_LOSSES.get("gspo")(inputs)[1]["pg_clipfrac"] == 0.5
     assert POLICY_LOSSES.get("gspo")(inputs, clip_high=0.4)[1]["pg_clipfrac"] == 0
     assert POLICY_LOSSES.get("sapo")(inputs)[1] == pytest.approx({"ppo_kl": kl})
+    # below the smallest ratio of every default, at a negative advantage
+    low = PolicyLossInputs(
+        old_logp=torch.zeros(1, 2),
+        logp=torch.full((1, 2), -1.0),
+        adv=-torch.ones(1, 2),
+        mask=torch.ones(1, 2),
+        rollout_logp=torch.zeros(1, 2),
+    )
+    for name in ("vanilla", "gspo", "gmpo", "decoupled_ppo"):
+        assert POLICY_LOSSES.get(name)(low)[1]["pg_clipfrac"] == 1
 
 
 def bypass(**kw) -> tuple[float, dict[str, float]]:

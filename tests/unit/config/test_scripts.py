@@ -22,7 +22,7 @@ TABLE = {
     "grpo": (21, 14, {f"{A}rollout.name"}),
     "ppo": (
         17,
-        5,
+        4,
         {
             "algorithm.adv_estimator",
             "critic.model.path",
