@@ -4,19 +4,27 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-prefect-lowest
+# Every call is held to its annotations; an int may stand where a float is asked.
+CHECKED := rlcore.algorithms,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 export HF_HUB_OFFLINE = 1
 export PYTHONUNBUFFERED = 1
 # Threads that wait for each other sleep: spinning ones starve the other processes of a small machine.
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-prefect test-prefect-lowest check bench setup setup-system model clean
+.PHONY: docs train test test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
 test: setup ## Run the tests (at most 5 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow" --jaxtyping-packages=rlcore.algorithms,beartype.beartype
+	$(BIN)/pytest -m "not slow" '--jaxtyping-packages=$(CHECKED)'
+
+coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
+	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100
+
+mutation: setup ## Mutants of rlcore/algorithms (signs, constants, masks): at least 90 % must die
+	$(BIN)/python tests/mutation/mutate.py
 
 test-prefect: setup ## Whole runs as their users start them: deployment, cancel, bad input, model export
 	$(BIN)/pytest -m slow tests/integration

@@ -84,9 +84,7 @@ class TrainingWorkerActor:
         self, key: CallKey, partition_id: str, batch: SampledBatch
     ) -> dict[str, float]:
         """Make the optimizer steps of one inner step on the batch."""
-        from rlcore.training.update import LOSS_COLUMNS
-
-        rows = self._queue.get(partition_id, batch.keys, LOSS_COLUMNS)
+        rows = self._queue.get(partition_id, batch.keys, self._worker.updater.columns)
         return self._worker.update_actor(key, rows, [tag["uid"] for tag in batch.tags])
 
     def publish_weights(self, key: CallKey, directory: str, dtype: str) -> WeightMeta:

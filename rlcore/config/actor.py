@@ -22,7 +22,7 @@ from rlcore.config.base import (
     Words,
     falls_back,
 )
-from rlcore.config.pending import KL, KL_WEIGHT, LORA, LOSS_OPTION, REFERENCE
+from rlcore.config.pending import KL, KL_WEIGHT, LORA, REFERENCE
 
 LossAggMode = Literal[
     "token-mean",
@@ -78,6 +78,12 @@ class PolicyLossConfig(Section):
 
     loss_mode: str = "vanilla"
     """`vanilla`: PPO's clipped ratio with a dual clip; others by name, or one of your own."""
+    decoupled_cap: Factor | None = Field(default=None, gt=0)
+    """Largest weight of `decoupled_ppo`; null: none (ours)."""
+    decoupled_cap_mode: Literal["truncate", "mask"] = "truncate"
+    """A larger weight becomes `decoupled_cap`, or 0 (ours)."""
+    off_policy_delta: LogProb | None = Field(default=None, gt=0)
+    """Drop negative advantages of rows with a mean old - new log-prob above; null: keep (ours)."""
 
 
 class ActorConfig(Section):
@@ -99,9 +105,9 @@ class ActorConfig(Section):
     """The ratio is clipped at 1 + this; not set: `clip_ratio` (verl: always 0.2)."""
     clip_ratio_c: Factor = Field(default=3.0, gt=1)
     """Dual clip: the loss of a negative advantage is at most this times its size."""
-    tau_pos: Annotated[Factor, LOSS_OPTION] = Field(default=1.0, gt=0)
+    tau_pos: Factor = Field(default=1.0, gt=0)
     """SAPO's temperature of trajectories with a positive advantage."""
-    tau_neg: Annotated[Factor, LOSS_OPTION] = Field(default=1.05, gt=0)
+    tau_neg: Factor = Field(default=1.05, gt=0)
     """SAPO's temperature of the others."""
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number; not set: what the loss's paper takes."""

@@ -15,13 +15,7 @@ from rlcore.config.base import (
     Trajectories,
     Words,
 )
-from rlcore.config.pending import (
-    CORRECTION,
-    DISCOUNT,
-    ESTIMATOR_OPTION,
-    KL,
-    KL_WEIGHT,
-)
+from rlcore.config.pending import KL, KL_WEIGHT
 
 Threshold = Factor | str | None
 
@@ -55,19 +49,19 @@ class FilterGroupsConfig(Section):
 class RolloutCorrectionConfig(Section):
     """Correction for the difference between the weights that sampled and those that train."""
 
-    rollout_is: Annotated[Literal["token", "sequence"] | None, CORRECTION] = None
-    """Importance weights per token or per sequence; null: none."""
-    rollout_is_threshold: Annotated[Factor | str, CORRECTION] = 2.0
+    rollout_is: Literal["token", "sequence", "geometric"] | None = None
+    """Importance weights per token, sequence, or its geometric mean (ours); null: none."""
+    rollout_is_threshold: Factor | str = 2.0
     """A number: weights are cut to it (TIS); `"lo_hi"`: weights outside are 0 (IcePop)."""
-    rollout_is_batch_normalize: Annotated[bool, CORRECTION] = False
+    rollout_is_batch_normalize: bool = False
     """Divide the weights by their mean."""
-    rollout_rs: Annotated[str | None, CORRECTION] = None
+    rollout_rs: str | None = None
     """Rejection: a comma list of token_k1, seq_sum_k1, seq_mean_k3, seq_max_k2, …; null: none."""
-    rollout_rs_threshold: Annotated[Threshold, CORRECTION] = None
+    rollout_rs_threshold: Threshold = None
     """Bounds per option: a number (upper; for k1 a ratio, lower = 1/upper), or `"lo_hi"`."""
-    bypass_mode: Annotated[bool, CORRECTION] = False
+    bypass_mode: bool = False
     """Take the engine's log-probs for the old ones: two policies, one forward pass less."""
-    loss_type: Annotated[Literal["ppo_clip", "reinforce"], CORRECTION] = "ppo_clip"
+    loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"
     """Loss of `bypass_mode`."""
 
 
@@ -76,23 +70,21 @@ class AlgorithmConfig(Section):
 
     adv_estimator: str = "grpo"
     """Advantage estimator (verl: gae, which needs a critic)."""
-    gamma: Annotated[Share, DISCOUNT] = Field(default=1.0, ge=0, le=1)
+    gamma: Share = Field(default=1.0, ge=0, le=1)
     """Discount per valid token."""
-    lam: Annotated[Share, DISCOUNT] = Field(default=1.0, ge=0, le=1)
+    lam: Share = Field(default=1.0, ge=0, le=1)
     """Lambda of GAE."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide by the group's standard deviation; false: Dr. GRPO."""
-    singleton: Annotated[Literal["zero", "raw"], ESTIMATOR_OPTION] = "zero"
+    singleton: Literal["zero", "raw"] = "zero"
     """Advantage of a group of one: 0, or its score as in verl (ours)."""
-    gpg_alpha_mode: Annotated[
-        Literal["valid_groups", "nonzero_scores", "none"], ESTIMATOR_OPTION
-    ] = "valid_groups"
+    gpg_alpha_mode: Literal["valid_groups", "nonzero_scores", "none"] = "valid_groups"
     """GPG's factor: by groups that differ, by non-zero scores as in verl, or 1 (ours)."""
-    gdpo_batch_norm: Annotated[Literal["sample", "token", "none"], ESTIMATOR_OPTION] = "sample"
+    gdpo_batch_norm: Literal["sample", "token", "none"] = "sample"
     """GDPO's last step: one vote a trajectory, one a token as in verl, or none (ours)."""
-    gdpo_reward_keys: Annotated[Words | None, ESTIMATOR_OPTION] = None
+    gdpo_reward_keys: Words | None = None
     """Keys of the reward function's result that GDPO combines."""
-    gdpo_reward_weights: Annotated[tuple[Factor, ...] | None, ESTIMATOR_OPTION] = None
+    gdpo_reward_weights: tuple[Factor, ...] | None = None
     """Their weights; null: 1 each."""
     use_kl_in_reward: Annotated[bool, KL] = False
     """Subtract a KL penalty from the reward."""

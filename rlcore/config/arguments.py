@@ -5,7 +5,7 @@ README's table is rendered from the same rows. A row says where the value comes 
 converted, and, where the result differs from verl's, what verl does and which setting restores it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -232,6 +232,18 @@ _LOSS_ROWS: tuple[Argument, ...] = (
     *_clips("gmpo_loss"),
     *_clips("decoupled_ppo_loss"),
     _dual_clip("decoupled_ppo_loss"),
+    _row(
+        "decoupled_ppo_loss",
+        "cap",
+        f"{_ACTOR}policy_loss.decoupled_cap",
+        lambda config: config.actor_rollout_ref.actor.policy_loss.decoupled_cap,
+    ),
+    _row(
+        "decoupled_ppo_loss",
+        "cap_mode",
+        f"{_ACTOR}policy_loss.decoupled_cap_mode",
+        lambda config: config.actor_rollout_ref.actor.policy_loss.decoupled_cap_mode,
+    ),
     _agg("decoupled_ppo_loss"),
 )
 
@@ -321,6 +333,13 @@ _OTHER_ROWS: tuple[Argument, ...] = (
         restore='rollout_rs_threshold="<1/hi>_<1/lo>"',
     ),
     _row(
+        "off_policy_sequence_mask",
+        "delta",
+        f"{_ACTOR}policy_loss.off_policy_delta",
+        lambda config: config.actor_rollout_ref.actor.policy_loss.off_policy_delta,
+        conversion="null: not applied",
+    ),
+    _row(
         "overlong_penalty", "max_len", "reward.reward_kwargs.max_resp_len",
         lambda c: c.reward.reward_kwargs.max_resp_len or c.data.max_response_length,
         conversion="null: data.max_response_length",
@@ -353,6 +372,38 @@ def arguments(config: RunConfig, function: str) -> dict[str, Any]:
         for row in ARGUMENTS
         if row.function == function and "," not in row.name
     }
+
+
+def estimator_settings(config: RunConfig, name: str, reads: Collection[str]) -> dict[str, Any]:
+    """Return the keyword arguments of an estimator; see `_settings`."""
+    return _settings(config, ESTIMATORS, name, reads)
+
+
+def loss_settings(config: RunConfig, name: str, reads: Collection[str]) -> dict[str, Any]:
+    """Return the keyword arguments of a policy loss; see `_settings`."""
+    return _settings(config, LOSSES, name, reads)
+
+
+def weight_settings(config: RunConfig) -> dict[str, Any] | None:
+    """Return the arguments of `rollout_is_weights`, or None where no weight is asked for."""
+    weights = importance_weights(config)
+    return None if weights is None else {**weights, **arguments(config, "rollout_is_weights")}
+
+
+def _settings(
+    config: RunConfig, functions: dict[str, str], name: str, reads: Collection[str]
+) -> dict[str, Any]:
+    """Return what a registered entry is given: one of the user's own, what it declares to read.
+
+    Where functions disagree on an argument of one name (agg, of which some have defaults of their
+    own), the first in the table gives it.
+    """
+    if name in functions:
+        return arguments(config, functions[name])
+    offered: dict[str, Any] = {}
+    for function in reversed(functions.values()):
+        offered |= arguments(config, function)
+    return {argument: value for argument, value in offered.items() if argument in reads}
 
 
 def keys_read_by(function: str) -> frozenset[str]:

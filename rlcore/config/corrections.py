@@ -10,7 +10,7 @@ OPTIONS: tuple[str, ...] = (
     "token_k1", "token_k2", "token_k3",
     "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
     "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
-    "seq_max_k2", "seq_max_k3",
+    "seq_max_k1", "seq_max_k2", "seq_max_k3",
 )  # fmt: skip
 """What `rollout_rs` may list."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.config.actor import SEQUENCE_AGG
+from rlcore.config.arguments import ESTIMATORS, keys_of, keys_read_by
 from rlcore.config.tree import Tree, get, markers, put
 
 _ROLLOUT = "actor_rollout_ref.rollout."
@@ -51,13 +52,13 @@ DEVIATIONS: tuple[Deviation, ...] = (
         script={f"{_ACTOR}loss_agg_mode": "token-mean"},
     ),
     Deviation(
-        keys=("data.custom_cls",),
+        keys=("data.custom_cls.path",),
         here="its items are read once, at start",
         verl="read at every use",
         restore="none: a row that changes could not be trained exactly once",
     ),
     Deviation(
-        keys=("data.sampler",),
+        keys=("data.sampler.class_path",),
         here="`update` takes results (`PromptResult`) and needs `state_dict`, `load_state_dict`",
         verl="`update(batch: DataProto)`, no state",
         restore="none: a resumed run would choose other rows",
@@ -78,21 +79,21 @@ DEVIATIONS: tuple[Deviation, ...] = (
         keys=("algorithm.singleton",),
         here="a group of one session has advantage 0",
         verl="its raw score",
-        restore="`algorithm.singleton=raw`, once estimators read it",
+        restore="`algorithm.singleton=raw`",
         script={"algorithm.singleton": "raw"},
     ),
     Deviation(
         keys=("algorithm.gpg_alpha_mode",),
         here="GPG's factor counts groups that differ",
         verl="rows with a non-zero score",
-        restore="`algorithm.gpg_alpha_mode=nonzero_scores`, once gpg is there",
+        restore="`algorithm.gpg_alpha_mode=nonzero_scores`",
         script={"algorithm.gpg_alpha_mode": "nonzero_scores"},
     ),
     Deviation(
         keys=("algorithm.gdpo_batch_norm",),
         here="GDPO's last step has one vote a trajectory",
         verl="one a token",
-        restore="`algorithm.gdpo_batch_norm=token`, once gdpo is there",
+        restore="`algorithm.gdpo_batch_norm=token`",
         script={"algorithm.gdpo_batch_norm": "token"},
     ),
     Deviation(
@@ -161,15 +162,18 @@ DEVIATIONS: tuple[Deviation, ...] = (
 def verl_base(given: Tree) -> Tree:
     """Return what a script of verl's means where it says nothing, as a tree to lay it over.
 
-    Keys that are not read yet are left alone. SAPO always averages per sequence in verl, too.
+    Keys that are not read yet, and those of estimators that the script did not choose, are left
+    alone. SAPO always averages per sequence in verl, too.
 
     Args:
         given: What the script says.
     """
     base: Tree = {}
+    estimator = get(given, "algorithm.adv_estimator") or "gae"
+    of_others = keys_of(ESTIMATORS) - keys_read_by(ESTIMATORS.get(str(estimator), ""))
     for deviation in DEVIATIONS:
         for path, value in (deviation.script or {}).items():
-            if path not in markers():
+            if path not in markers() and path not in of_others:
                 base = put(base, path, value)
     if get(given, f"{_ACTOR}policy_loss.loss_mode") == "sapo":
         base = put(base, f"{_ACTOR}loss_agg_mode", SEQUENCE_AGG)

@@ -77,29 +77,28 @@ KINDS: tuple[NamedKind, ...] = (
         key="algorithm.adv_estimator",
         kind="advantage estimator",
         read=lambda config: (config.algorithm.adv_estimator,),
-        works=("grpo",),
-        not_yet=(
-            "gae", "dr_grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo",
-            "gpg", "gdpo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline",
-            "reinforce_pp", "reinforce_pp_baseline",
+        works=(
+            "dr_grpo", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo",
+            "reinforce_plus_plus", "reinforce_plus_plus_baseline", "reinforce_pp",
+            "reinforce_pp_baseline", "rloo", "rloo_vectorized",
         ),
+        not_yet=("gae", "remax"),
         never={
             "optimal_token_baseline": _NOT_IN_RLCORE,
             "tir_optimal_token_baseline": _NOT_IN_RLCORE,
         },
-        registered_by="@ADV_ESTIMATORS.register",
+        registered_by="@register_adv_est",
     ),
     NamedKind(
         key="actor_rollout_ref.actor.policy_loss.loss_mode",
         kind="policy loss",
         read=lambda config: (config.actor_rollout_ref.actor.policy_loss.loss_mode,),
-        works=("vanilla",),
-        not_yet=(
-            "gspo", "cispo", "sapo", "gpg", "reinforce", "geo_mean", "gmpo", "decoupled_ppo",
-            "bypass_mode",
+        works=(
+            "bypass_mode", "cispo", "decoupled_ppo", "geo_mean", "gmpo", "gpg", "gspo",
+            "reinforce", "sapo", "vanilla",
         ),
         never=dict.fromkeys(("dppo_tv", "dppo_kl", "clip_cov", "kl_cov", "dro"), _NOT_IN_RLCORE),
-        registered_by="@POLICY_LOSSES.register",
+        registered_by="@register_policy_loss",
     ),
     NamedKind(
         key="trainer.v1.trainer_mode",

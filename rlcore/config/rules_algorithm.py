@@ -252,6 +252,53 @@ def _without_bypass(loss_type: str) -> Problem:
     )
 
 
+def weights_are_counted_once(config: RunConfig) -> Iterator[Problem]:
+    """Importance weights have options only where there are weights, and no second one beside."""
+    correction = config.algorithm.rollout_correction
+    name = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if correction.rollout_is is None:
+        for key in ("rollout_is_threshold", "rollout_is_batch_normalize"):
+            value = getattr(correction, key)
+            if value != default_of(f"{_CORRECTION}{key}"):
+                yield Problem(
+                    path=f"{_CORRECTION}{key}",
+                    value=value,
+                    reason=f"it has no effect without {_CORRECTION}rollout_is",
+                    fix="leave it out, or set rollout_is=token",
+                    involves=(f"{_CORRECTION}rollout_is",),
+                )
+    elif name == "decoupled_ppo":
+        yield Problem(
+            path=f"{_CORRECTION}rollout_is",
+            value=correction.rollout_is,
+            reason=f"{_LOSS}=decoupled_ppo has a weight for the same gap: it would count twice",
+            fix="leave it out (policy_loss.decoupled_cap bounds that weight), or take vanilla",
+            involves=(_LOSS,),
+        )
+    if correction.bypass_mode and correction.rollout_is_batch_normalize:
+        yield Problem(
+            path=f"{_CORRECTION}rollout_is_batch_normalize",
+            value=True,
+            reason=(
+                f"with {_CORRECTION}bypass_mode=true the loss makes the weights, and sees one "
+                "micro-batch at a time"
+            ),
+            fix="leave it out",
+            involves=(f"{_CORRECTION}bypass_mode",),
+        )
+    if correction.bypass_mode and name == "decoupled_ppo":
+        yield Problem(
+            path=_LOSS,
+            value=name,
+            reason=(
+                f"it tells the engine's policy from that at the start of the step, which "
+                f"{_CORRECTION}bypass_mode=true takes for one"
+            ),
+            fix="leave one of the two out",
+            involves=(f"{_CORRECTION}bypass_mode",),
+        )
+
+
 def lora_keys_need_a_rank(config: RunConfig) -> Iterator[Problem]:
     """An adapter to go on from has a rank."""
     model = config.actor_rollout_ref.model
@@ -275,5 +322,6 @@ RULES = (
     filter_has_a_metric,
     thresholds_can_be_read,
     bypass_has_a_loss_that_uses_it,
+    weights_are_counted_once,
     lora_keys_need_a_rank,
 )

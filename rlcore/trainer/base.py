@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from rlcore.algorithms import ADV_ESTIMATORS
 from rlcore.buffer.policy import SamplePolicy
 from rlcore.buffer.replay_buffer import ReplayBuffer
 from rlcore.buffer.transfer_queue import attached_queue
@@ -23,7 +22,11 @@ from rlcore.errors import ConfigError
 from rlcore.registry import Registry
 from rlcore.tracking.batch_metrics import batch_metrics
 from rlcore.tracking.off_policy import off_policy_metrics
-from rlcore.trainer.advantage import compute_advantage
+from rlcore.trainer.advantage import (
+    AdvantageSpec,
+    compute_advantage,
+    copy_rollout_log_probs,
+)
 from rlcore.trainer.checkpoint import CheckpointStore, best_step
 from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
@@ -303,7 +306,10 @@ class PPOTrainer:
         return self.training.balance_metrics(self._leased(batch))
 
     def _compute_old_log_prob(self, batch: BatchRef) -> Metrics:
-        """Write `old_log_probs` and `entropy` of the batch under the step's first weights."""
+        """Write `old_log_probs` under the step's first weights; in bypass mode the engine's."""
+        if self.config.algorithm.rollout_correction.bypass_mode:
+            queue = attached_queue(self.config.deadlines.queue)
+            return copy_rollout_log_probs(queue, self._partition("train"), self._leased(batch))
         return self.training.with_deadline(self.deadline_s).compute_log_prob(
             self._key(),
             self._partition("train"),
@@ -312,13 +318,12 @@ class PPOTrainer:
         )
 
     def _compute_advantage(self, batch: BatchRef) -> Metrics:
-        """Write `advantages` and `returns` by `algorithm.adv_estimator`."""
+        """Write `advantages`, `returns` and what corrects them, by `algorithm`."""
         return compute_advantage(
             attached_queue(self.config.deadlines.queue),
             self._partition("train"),
             self._leased(batch),
-            estimator=ADV_ESTIMATORS.get(self.config.algorithm.adv_estimator),
-            norm_by_std=self.config.algorithm.norm_adv_by_std_in_grpo,
+            AdvantageSpec.from_config(self.config),
         )
 
     def _update_actor(self, batch: BatchRef) -> Metrics:

@@ -29,7 +29,7 @@ from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
 from rlcore.training.spec import TrainingSpec
 from rlcore.training.start_weights import StartWeights
-from rlcore.training.update import LOSS_COLUMNS, PolicyUpdater
+from rlcore.training.update import PolicyUpdater
 from rlcore.training.versions import WeightVersions
 from rlcore.types import CallKey, WeightMeta
 
@@ -122,7 +122,7 @@ class TrainingWorker:
 
         Args:
             key: Names the inner step; a repeat returns the stored metrics.
-            rows: Columns, see `rlcore.training.update.LOSS_COLUMNS`.
+            rows: Columns, see `PolicyUpdater.columns`.
             groups: Label (uid) of each row: mini-batches are whole groups.
 
         Raises:
@@ -135,7 +135,7 @@ class TrainingWorker:
         if stored is not None:
             logger.info("%s: applied already, returning the stored metrics", key)
             return stored
-        check_rows(rows, LOSS_COLUMNS)
+        check_rows(rows, self.updater.columns)
         started = time.perf_counter()
         lr = self.spec.learning_rate.at(self.progress.num_inner_steps)
         for position, indices in enumerate(self._plan(key, groups)):

@@ -103,9 +103,13 @@ BAD = [
     (
         [f"{ACTOR}policy_loss.loss_mode=bypass_mode"],
         f"{ACTOR}policy_loss.loss_mode",
-        "not there yet",
+        "it contradicts algorithm.rollout_correction.bypass_mode=false",
     ),
-    ([f"{RC}rollout_is_threshold='2_1'"], f"{RC}rollout_is_threshold", "0 < lo < hi"),
+    (
+        [f"{RC}rollout_is=token", f"{RC}rollout_is_threshold='2_1'"],
+        f"{RC}rollout_is_threshold",
+        "0 < lo < hi",
+    ),
     ([f"{RC}rollout_rs=token_k9"], f"{RC}rollout_rs", "no option token_k9"),
     ([f"{RC}rollout_rs=token_k1"], f"{RC}rollout_rs_threshold", "nothing is given"),
     (

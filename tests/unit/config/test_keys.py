@@ -39,7 +39,6 @@ def problems_of(*overrides):
         f"{A}rollout.engine_kwargs.vllm.disable_mm_preprocessor_cache=True",
         f"{A}ref.fsdp_config.param_offload=True",
         "algorithm.kl_ctrl.kl_coef=0.001",
-        "algorithm.rollout_correction.bypass_mode=False",
         "critic.enable=null",
         "transfer_queue.enable=True",
     ],
@@ -73,7 +72,7 @@ def test_satisfied_keys_give_one_notice(override):
         ("trainer.v1.sampler.sync_refill_failed_groups=False", "replaced", "leave it out"),
         ("ray_kwargs.ray_init.num_cpus=8", "own", "ray.num_cpus"),
         # values of honoured keys
-        (f"{A}actor.policy_loss.loss_mode=gspo", "not there yet", "vanilla"),
+        (f"{A}actor.policy_loss.loss_mode=dro", "not among the algorithms", "vanilla"),
         (f"{A}rollout.name=vllm", "not there yet", "transformers"),
         (f"{A}rollout.top_p=0.9", "cannot reproduce", "1"),
         (f"{A}rollout.top_k=50", "cannot reproduce", "-1"),

@@ -42,7 +42,7 @@ def test_every_estimator_and_loss_has_its_function():
         ("algorithm.adv_estimator=grpoo", "no advantage estimator of that name", "grpo?"),
         ("algorithm.adv_estimator=optimal_token_baseline", "not among the algorithms", "grpo"),
         (f"{LOSS}=clip_cov", "not among the algorithms", "vanilla"),
-        (f"{LOSS}=mine", "no policy loss of that name", "@POLICY_LOSSES.register"),
+        (f"{LOSS}=mine", "no policy loss of that name", "@register_policy_loss"),
         ("trainer.v1.trainer_mode=mine", "no trainer mode of that name", "trainer.user_modules"),
         (f"{A}rollout.name=sglang", "transformers and vllm", "transformers"),
         (f"{A}rollout.agent.default_agent_loop=tool_agent", "not there yet", "single_turn_agent"),
@@ -58,12 +58,13 @@ def test_names_of_nothing_are_refused(override, reason, fix):
 
 
 REGISTERS = """
-from rlcore.algorithms import ADV_ESTIMATORS, grpo
+from rlcore.algorithms import grpo, register_adv_est
 from rlcore.trainer.base import PPOTrainer, register_trainer
 
-@ADV_ESTIMATORS.register("{name}")
-def mine(scores, groups, mask, *, norm_by_std=True):
-    return grpo(scores, groups, mask)
+@register_adv_est("{name}")
+def mine(inputs):
+    advantages = grpo(inputs.scores, inputs.groups, inputs.mask)
+    return advantages, advantages
 
 @register_trainer("{name}")
 class Mine(PPOTrainer):

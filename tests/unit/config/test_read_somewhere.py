@@ -14,7 +14,7 @@ from rlcore.config.tree import all_fields, honoured_fields, section_of
 
 ROOT = Path(__file__).resolve().parents[3]
 # These show and check the tree; reading a key there has no effect on a run.
-SHOWN_ONLY = {"report.py", "memory.py", "script.py", "docs.py", "schema.py", "arguments.py"}
+SHOWN_ONLY = {"report.py", "memory.py", "script.py", "docs.py", "schema.py"}
 
 
 def files():

@@ -21,11 +21,10 @@ MAIN = "python3 -m verl.trainer.main_ppo"
 TABLE = {
     "grpo": (21, 14, {f"{A}rollout.name"}),
     "ppo": (
-        15,
-        5,
+        17,
+        4,
         {
             "algorithm.adv_estimator",
-            "algorithm.lam",
             "critic.model.path",
             "critic.optim.lr",
             "critic.ppo_max_token_len_per_gpu",
@@ -36,13 +35,11 @@ TABLE = {
         },
     ),
     "rloo": (
-        11,
+        13,
         6,
         {
-            "algorithm.adv_estimator",
             "algorithm.use_kl_in_reward",
             "trainer.device",
-            "trainer.logger",
             "trainer.n_gpus_per_node",
             f"{A}rollout.name",
         },
@@ -65,15 +62,14 @@ TABLE = {
         },
     ),
     "gspo": (
-        17,
+        18,
         3,
-        {"trainer.n_gpus_per_node", f"{A}actor.policy_loss.loss_mode", f"{A}rollout.name"},
+        {"trainer.n_gpus_per_node", f"{A}rollout.name"},
     ),
     "async": (
-        17,
-        4,
+        19,
+        3,
         {
-            "algorithm.rollout_correction.rollout_is",
             "data.gen_batch_size",
             "trainer.n_gpus_per_node",
             f"{A}rollout.checkpoint_engine.backend",
@@ -88,16 +84,14 @@ TABLE = {
 MISSING = {
     "ppo": {
         "algorithm.adv_estimator",
-        "algorithm.lam",
         "critic.model.path",
         "critic.optim.lr",
         "critic.ppo_max_token_len_per_gpu",
         "critic.use_dynamic_bsz",
         "trainer.critic_warmup",
     },
-    "rloo": {"algorithm.adv_estimator", "algorithm.use_kl_in_reward"},
+    "rloo": {"algorithm.use_kl_in_reward"},
     "dapo": TABLE["dapo"][2] - {"trainer.n_gpus_per_node", "trainer.nnodes", f"{A}rollout.name"},
-    "gspo": {f"{A}actor.policy_loss.loss_mode"},
     "async": TABLE["async"][2] - {"trainer.n_gpus_per_node", f"{A}rollout.name"},
 }
 

@@ -70,7 +70,10 @@ def test_the_spec_takes_its_values_from_the_configuration():
     )
     spec = TrainingSpec.from_config(config, run_id="r", attempt=2, folder=Path("runs/r"))
     assert spec.learning_rate.at(10**6) == 3e-4
-    assert (spec.clip_ratio_low, spec.clip_ratio_high, spec.clip_ratio_c) == (0.2, 0.28, 3.0)
+    assert spec.loss_mode == "vanilla"
+    assert spec.loss_settings == {
+        "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "agg": "token-mean",
+    }  # fmt: skip
     assert (spec.temperature, spec.seed, spec.num_threads, spec.attempt) == (0.7, 5, 2, 2)
     assert spec.full_determinism and spec.folder == "runs/r"
     assert spec.loss_scale_factor == config.data.max_response_length
