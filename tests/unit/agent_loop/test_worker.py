@@ -170,6 +170,7 @@ def test_leases_are_renewed_while_user_code_blocks_the_event_loop(harness):
     h = harness(
         num_prompts=1,
         lease_s=0.15,
+        trainer__user_modules=[__file__],
         actor_rollout_ref__rollout__agent__default_agent_loop="test_blocks_the_loop",
         actor_rollout_ref__rollout__n=2,
     )

@@ -21,7 +21,9 @@ def problems_of(*overrides):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.key)
 def test_what_works_is_what_is_registered(kind):
-    assert list(kind.works) == registered_names(kind.key)
+    # Other tests of this session register names of their own, which begin with test_.
+    shipped = [name for name in registered_names(kind.key) if not name.startswith("test_")]
+    assert list(kind.works) == shipped
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.key)

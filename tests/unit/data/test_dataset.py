@@ -122,7 +122,7 @@ def test_max_samples_takes_the_first_or_a_seeded_choice(read):
     rows = [row(f"q{i}") for i in range(20)]
 
     def contents(**options):
-        dataset = read(rows, data__train_max_samples=5, **options)
+        dataset = read(rows, data__train_max_samples=5, trainer__total_epochs=4, **options)
         return [dataset.row(i)["raw_prompt"][0]["content"] for i in range(len(dataset))]
 
     assert contents(data__shuffle=False) == ["q0", "q1", "q2", "q3", "q4"]
