@@ -104,7 +104,8 @@ KINDS: tuple[NamedKind, ...] = (
         key="trainer.v1.trainer_mode",
         kind="trainer mode",
         read=lambda config: (config.trainer.v1.trainer_mode,),
-        works=("colocate_async", "separate_async", "sync"),
+        works=("colocate_async", "sync"),
+        not_yet=("separate_async",),
         registered_by="@register_trainer",
     ),
     NamedKind(

@@ -6,13 +6,14 @@
 A step has `parameter_sync_step` inner steps of one optimizer step each; weights are published once
 per step. The old log-probs of every inner step are those of the weights at the step's start, which
 are what the replicas serve.
+
+Not registered yet: it needs a weight backend besides `naive`, and has not been run without one.
 """
 
 from rlcore.config import RunConfig
-from rlcore.trainer.base import PPOTrainer, register_trainer
+from rlcore.trainer.base import PPOTrainer
 
 
-@register_trainer("separate_async")
 class PPOTrainerSeparateAsync(PPOTrainer):
     """Generation and training do not share devices; sampling pauses nothing."""
 

@@ -67,11 +67,12 @@ TABLE = {
         {"trainer.n_gpus_per_node", f"{A}rollout.name"},
     ),
     "async": (
-        19,
+        18,
         3,
         {
             "data.gen_batch_size",
             "trainer.n_gpus_per_node",
+            "trainer.v1.trainer_mode",
             f"{A}rollout.checkpoint_engine.backend",
             f"{A}rollout.n_gpus_per_node",
             f"{A}rollout.name",

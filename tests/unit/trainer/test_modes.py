@@ -6,6 +6,7 @@ from rlcore.config import load_config
 from rlcore.errors import ConfigError
 from rlcore.trainer.base import TRAINERS, PPOTrainer, register_trainer
 from rlcore.trainer.modes import get_trainer_cls
+from rlcore.trainer.separate_async import PPOTrainerSeparateAsync
 from rlcore.user_code import load_user_module
 
 
@@ -49,8 +50,7 @@ def test_colocate_async_cuts_off_sleeps_updates_and_resumes():
 
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_separate_async_pauses_for_the_update_only(in_flight):
-    mode = get_trainer_cls("separate_async")
-    trainer = bare(mode, separate(in_flight_update=in_flight))
+    trainer = bare(PPOTrainerSeparateAsync, separate(in_flight_update=in_flight))
     cut_off, resume = ("abort_replicas",), ("resume_generation_replicas",)
     update = ("update_weights", 3)
     assert step_of(trainer) == ([update] if in_flight else [cut_off, update, resume])
@@ -68,7 +68,7 @@ def separate(**settings):
 
 def test_inner_steps_come_from_the_mode_and_not_from_its_name():
     config = separate()
-    assert get_trainer_cls("separate_async").inner_steps_of(config) == 2
+    assert PPOTrainerSeparateAsync.inner_steps_of(config) == 2
     for name in ("sync", "colocate_async"):
         assert get_trainer_cls(name).inner_steps_of(config) == 1
 
