@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import traceback
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,8 @@ from rlcore.agent_loop.base import AGENT_LOOPS
 from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row, make_tag
 from rlcore.config import RunConfig
 from rlcore.errors import FencedError, TransientError
-from rlcore.reward.function import Reward, RewardFunction, check_result, compute_reward
+from rlcore.reward.function import Reward, RewardTask, check_result
+from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient, SessionClient
 from rlcore.types import AgentLoopOutput, PromptSpec, SessionRecord
 
@@ -38,16 +38,14 @@ class SessionRunner:
         config: RunConfig,
         client: LLMServerClient,
         tokenizer: PreTrainedTokenizerBase,
-        reward_function: RewardFunction,
+        rewards: RewardScorer,
         stop_token_ids: list[int],
-        reward_pool: Executor,
     ) -> None:
         self._config = config
         self._client = client
         self._tokenizer = tokenizer
-        self._reward_function = reward_function
+        self._rewards = rewards
         self._stop_token_ids = stop_token_ids
-        self._reward_pool = reward_pool
         self._deadline_s = config.deadlines.session
 
     async def run(self, spec: PromptSpec, session_id: int) -> SessionResult:
@@ -143,7 +141,21 @@ class SessionRunner:
             return check_result({"score": output.reward_score, **extra})
         text = self._tokenizer.decode(output.response_ids, skip_special_tokens=True)
         assert isinstance(text, str)  # one sequence gives one text
-        return await compute_reward(self._reward_function, text, spec.fields, self._reward_pool)
+        return await self._rewards.score(
+            RewardTask(
+                data_source=spec.fields["data_source"],
+                solution_str=text,
+                ground_truth=spec.fields["reward_model"]["ground_truth"],
+                extra_info={
+                    **(spec.fields.get("extra_info") or {}),
+                    "phase": "validate" if spec.validate else "train",
+                    "global_steps": spec.global_step,
+                    "num_turns": output.num_turns,
+                    "tool_rewards": output.extra_fields.get("tool_rewards", []),
+                },
+                num_tokens=len(output.response_ids),
+            )
+        )
 
 
 def prompt_identity(spec: PromptSpec) -> str:
@@ -169,7 +181,10 @@ def _finished(
         record=SessionRecord(
             session_id=session_id,
             keys=[f"{spec.uid}_{session_id}_{index}" for index in range(len(rows))],
-            tags=[make_tag(row, spec.global_step) for row in rows],
+            tags=[
+                {**make_tag(row, spec.global_step), "num_turns": output.num_turns}
+                for row, output in zip(rows, outputs, strict=True)
+            ],
             reward=reward.score,
             reward_extra=reward.extra,
             num_turns=outputs[-1].num_turns,

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -24,15 +23,13 @@ from rlcore.agent_loop.writer import RowWriter
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import stop_token_ids
 from rlcore.errors import FencedError
-from rlcore.reward.function import RewardFunction
+from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient
 from rlcore.types import PromptSpec
 
 __all__ = ["AgentLoopWorker", "WorkerStatus", "WorkerTimes"]
 
 logger = logging.getLogger(__name__)
-
-REWARD_THREADS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +95,7 @@ class AgentLoopWorker:
         queue: WorkerQueue,
         client: LLMServerClient,
         tokenizer: PreTrainedTokenizerBase,
-        reward_function: RewardFunction,
+        rewards: RewardScorer,
         times: WorkerTimes | None = None,
     ) -> None:
         """Make a worker; it does nothing until `run_forever`.
@@ -114,14 +111,13 @@ class AgentLoopWorker:
         self._client = client
         self._writer = RowWriter(queue)
         self._leases = LeaseRenewer(ledger, worker_id, self._times.renew_interval_s)
-        self._reward_pool = ThreadPoolExecutor(REWARD_THREADS, thread_name_prefix="reward")
+        self._rewards = rewards
         self._sessions = SessionRunner(
             config,
             client,
             tokenizer,
-            reward_function,
+            rewards,
             stop_token_ids(config.actor_rollout_ref.model.path, tokenizer),
-            self._reward_pool,
         )
         # Twice the slots of all replicas: enough that no slot waits for a prompt.
         slots = 2 * rollout.max_num_seqs * rollout.num_replicas
@@ -142,9 +138,11 @@ class AgentLoopWorker:
         Raises:
             TransientError: a collaborator is not there or does not answer.
             FencedError: a newer attempt of the run has begun.
+            ConfigError: the reward function cannot be loaded.
         """
         self._leases.start()
         try:
+            await self._rewards.start()
             while not self._stopping.is_set():
                 self._raise_failure()
                 self._drop_lost()
@@ -160,7 +158,7 @@ class AgentLoopWorker:
         finally:
             self._leases.stop()
             await self._cancel_all()
-            self._reward_pool.shutdown(wait=False, cancel_futures=True)
+            await self._rewards.close()
         await self._ledger.release_worker(self.worker_id)
 
     def stop(self, drain_s: float = 0.0) -> None:

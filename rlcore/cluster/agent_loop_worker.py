@@ -21,7 +21,7 @@ from rlcore.errors import (
     RolloutError,
     TransientError,
 )
-from rlcore.reward.function import load_reward_function
+from rlcore.reward.loop import RewardLoopManager
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.types import PromptSpec, SessionRecord, TokenOutput
@@ -162,7 +162,7 @@ class AgentLoopWorkerActor:
             queue=self._queue,
             client=LLMServerClient(self._router, self._config.rollout_seed),
             tokenizer=load_tokenizer(model.path, model.trust_remote_code),
-            reward_function=load_reward_function(self._config),
+            rewards=RewardLoopManager(self._config),
         )
         self._running = asyncio.create_task(self._worker.run_forever())
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rlcore.config.problems import Problem
+from rlcore.config.reward_rules import REWARD_RULES
 
 if TYPE_CHECKING:
     from rlcore.config.run import RunConfig
@@ -213,6 +214,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     validation_sampling_fits,
     resume_path_needs_its_mode,
     validation_only_validates,
+    *REWARD_RULES,
 )
 
 

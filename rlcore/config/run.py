@@ -1,15 +1,16 @@
-"""The whole tree: `RunConfig`, with sections `algorithm` and `reward`."""
+"""The whole tree: `RunConfig`, with section `algorithm`."""
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlcore.config.actor import ActorConfig, ModelConfig
-from rlcore.config.base import Float, Int, PathText, Section
+from rlcore.config.base import Float, Int, Section
 from rlcore.config.data import DataConfig
+from rlcore.config.reward import RewardConfig
 from rlcore.config.rollout import RolloutConfig
 from rlcore.config.rules import CROSS_FIELD, broken_rules
 from rlcore.config.trainer import DeadlinesConfig, RayConfig, TrainerConfig
@@ -39,28 +40,6 @@ class AlgorithmConfig(Section):
     """Divide by the group's standard deviation; false: Dr. GRPO."""
     use_kl_in_reward: Literal[False] = False
     """Subtract a KL penalty from the reward."""
-
-
-class CustomRewardFunctionConfig(Section):
-    """A reward function of the user's."""
-
-    path: PathText | None = None
-    """Python file; null: the rule registered for the row's data source."""
-    name: str = "compute_score"
-    """Function in that file, sync or async."""
-    reward_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Passed on to the function."""
-
-
-class RewardConfig(Section):
-    """Scores of responses."""
-
-    custom_reward_function: CustomRewardFunctionConfig = Field(
-        default_factory=CustomRewardFunctionConfig
-    )
-    """A reward function of the user's."""
-    max_failure_ratio: Float = Field(default=0.5, ge=0, le=1)
-    """A larger share of failed sessions than this ends the run (ours)."""
 
 
 class RunConfig(Section):

@@ -235,18 +235,11 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
     # --- critic, reward
     ("critic.enable", (False, None), _NO_CRITIC, LEAVE_OUT),
     ("critic.*", (), _NO_CRITIC, LEAVE_OUT),
-    ("reward.num_workers", ANY, "rewards are computed by the agent loop workers", LEAVE_OUT),
-    ("reward.reward_manager.source", ("register",), "reward managers of your own are not there "
-     "yet", "set reward.custom_reward_function"),
-    ("reward.reward_manager.name", ("naive",), "other reward managers are not there yet",
-     LEAVE_OUT),
     ("reward.reward_manager.module.*", (None,), "reward managers of your own are not there yet",
      "set reward.custom_reward_function"),
     ("reward.reward_model.enable", (False,), _NO_RM, LEAVE_OUT),
     ("reward.reward_model.enable_resource_pool", (False,), _NO_RM, LEAVE_OUT),
     ("reward.reward_model.*", (None,), _NO_RM, LEAVE_OUT),
-    ("reward.reward_kwargs.*", (), "settings of reward managers are not there yet",
-     "set reward.custom_reward_function.reward_kwargs"),
     ("reward.sandbox_fusion.*", (None,), "no sandbox is called", LEAVE_OUT),
     ("custom_reward_function.*", (None,), _MOVED, "set reward.custom_reward_function"),
     ("reward_model.enable", (False,), _NO_RM, LEAVE_OUT),

@@ -12,7 +12,7 @@ from rlcore.data.dataset import PromptDataset, load_dataset
 from rlcore.data.rows import question_of
 from rlcore.data.tokenizer import load_tokenizer, stop_token_ids
 from rlcore.errors import ConfigError, DataError
-from rlcore.reward.function import load_reward_function
+from rlcore.reward.function import load_reward_function, uses_rules
 from rlcore.reward.rules import find_rule
 from rlcore.user_code import load_user_modules
 
@@ -185,12 +185,12 @@ def _check_held_out(
 def _check_sources(config: RunConfig, dataset: PromptDataset) -> set[str]:
     """Return the data sources; each has a reward rule unless the reward is the user's function."""
     sources: set[str] = set()
-    is_custom = config.reward.custom_reward_function.path is not None
+    needs_rule = uses_rules(config)
     for index in range(len(dataset)):
         source = dataset.data_source(dataset.row(index))
         if source in sources:
             continue
-        if not is_custom:
+        if needs_rule:
             try:
                 find_rule(source)
             except ConfigError as error:

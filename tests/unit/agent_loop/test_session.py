@@ -1,5 +1,4 @@
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -8,9 +7,9 @@ from rlcore.agent_loop.session import SessionRunner
 from rlcore.data.dataset import PromptOrder, load_dataset, make_specs
 from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ActorUnavailableError
-from rlcore.reward.function import load_reward_function
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
+from rlcore.testing.rewards import InlineRewards
 from rlcore.testing.rollout import CountingReplica
 from rlcore.types import AgentLoopOutput
 
@@ -86,11 +85,9 @@ def run_session(make_config):
         client = LLMServerClient(
             Router({"replica-0": replica or CountingReplica()}, empty_deadline_s=0.05), seed=0
         )
-        with ThreadPoolExecutor(1) as pool:
-            runner = SessionRunner(
-                config, client, tokenizer, reward or load_reward_function(config), [2], pool
-            )
-            return spec, asyncio.run(runner.run(spec, session_id))
+        rewards = InlineRewards(reward) if reward else InlineRewards.from_config(config)
+        runner = SessionRunner(config, client, tokenizer, rewards, [2])
+        return spec, asyncio.run(runner.run(spec, session_id))
 
     return run_session
 

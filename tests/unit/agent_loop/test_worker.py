@@ -12,9 +12,9 @@ from rlcore.buffer.ledger import Ledger
 from rlcore.data.dataset import PromptOrder, load_dataset, make_specs
 from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ActorUnavailableError, FencedError
-from rlcore.reward.function import load_reward_function
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
+from rlcore.testing.rewards import InlineRewards
 from rlcore.testing.rollout import CountingReplica, LocalLedger, MemoryQueue
 from rlcore.types import CallKey
 
@@ -46,7 +46,7 @@ class Harness:
         self.config = config
         self.queue = MemoryQueue()
         self.replica = replica or CountingReplica(num_tokens=4)
-        self.reward = reward or load_reward_function(config)
+        self.rewards = InlineRewards(reward) if reward else InlineRewards.from_config(config)
         self.ledger = Ledger("run", tmp_path / "journal.jsonl", 1, **ledger)
         self.local = LocalLedger(self.ledger)
         dataset = load_dataset(config, "train")
@@ -67,7 +67,7 @@ class Harness:
             queue=self.queue,
             client=LLMServerClient(router, seed=0),
             tokenizer=load_tokenizer(model),
-            reward_function=self.reward,
+            rewards=self.rewards,
             times=WorkerTimes(claim_wait_s=0.02, renew_interval_s=renew_interval_s),
         )
 
@@ -283,12 +283,11 @@ def test_a_worker_process_imports_no_torch(make_config, tmp_path):
     code = f"""
 import asyncio, sys
 import rlcore.cluster.agent_loop_worker
-from concurrent.futures import ThreadPoolExecutor
 from rlcore.config import RunConfig
 from rlcore.agent_loop.session import SessionRunner
 from rlcore.data.dataset import PromptOrder, load_dataset, make_specs
 from rlcore.data.tokenizer import load_tokenizer
-from rlcore.reward.function import load_reward_function
+from rlcore.reward.loop import RewardLoopManager
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.testing.rollout import CountingReplica
@@ -300,9 +299,16 @@ order = PromptOrder(num_rows=len(dataset), batch_size=1, shuffle=False, seed=0)
                     global_step=1, num_sessions=1)
 client = LLMServerClient(Router({{"a": CountingReplica(num_tokens=3)}}), seed=0)
 tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
-runner = SessionRunner(config, client, tokenizer, load_reward_function(config), [2],
-                       ThreadPoolExecutor(1))
-result = asyncio.run(runner.run(spec, 0))
+rewards = RewardLoopManager(config)
+runner = SessionRunner(config, client, tokenizer, rewards, [2])
+
+async def run():
+    await rewards.start()
+    result = await runner.run(spec, 0)
+    await rewards.close()
+    return result
+
+result = asyncio.run(run())
 assert result.record.error_message == "", result.record.error_message
 print(len(result.rows[0]["responses"]), "torch" in sys.modules)
 """
