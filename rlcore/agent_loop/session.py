@@ -8,8 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlcore.agent_loop.base import AGENT_LOOPS
+from rlcore.agent_loop.choice import AgentLoopChooser
 from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row, make_tag
+from rlcore.agent_loop.toolbox import Toolbox
 from rlcore.config import RunConfig
 from rlcore.errors import FencedError, TransientError
 from rlcore.reward.function import Reward, RewardTask, check_result
@@ -47,6 +48,25 @@ class SessionRunner:
         self._rewards = rewards
         self._stop_token_ids = stop_token_ids
         self._deadline_s = config.deadlines.session
+        self._toolbox = Toolbox(config)
+        agent = config.actor_rollout_ref.rollout.agent
+        self._agent_loops = AgentLoopChooser(agent.default_agent_loop, agent.agent_loop_config_path)
+
+    async def start(self) -> None:
+        """Get ready, and tell what the default agent loop has to say about this run.
+
+        Raises:
+            ConfigError: the reward function or the agent loop cannot be used.
+        """
+        loop_class = self._agent_loops.choose(None).loop_class
+        for notice in loop_class.check_at_start(self._config, self._tokenizer):
+            logger.warning("%s", notice)
+        await self._rewards.start()
+
+    async def close(self) -> None:
+        """End the processes of rewards and tools."""
+        await self._rewards.close()
+        await self._toolbox.close()
 
     async def run(self, spec: PromptSpec, session_id: int) -> SessionResult:
         """Run one session to its end.
@@ -91,14 +111,15 @@ class SessionRunner:
     async def _run_loop(
         self, spec: PromptSpec, session_id: int, server: SessionClient
     ) -> list[AgentLoopOutput]:
-        agent = self._config.actor_rollout_ref.rollout.agent
-        loop_class = AGENT_LOOPS.get(spec.fields.get("agent_name") or agent.default_agent_loop)
-        loop = loop_class(
+        choice = self._agent_loops.choose(spec.fields.get("agent_name"))
+        loop = choice.loop_class(
             trainer_config=self._config,
             server_manager=server,
             tokenizer=self._tokenizer,
             data_config=self._config.data,
+            **choice.kwargs,
         )
+        loop.tools = self._toolbox
         row = {
             **spec.fields,
             "raw_prompt": spec.raw_prompt,
@@ -111,7 +132,7 @@ class SessionRunner:
         result = await loop.run(self.sampling_params(spec.validate), **row)
         outputs = result if isinstance(result, list) else [result]
         if not outputs:
-            raise ValueError(f"agent loop {loop_class.__name__} returned an empty list")
+            raise ValueError(f"agent loop {choice.loop_class.__name__} returned an empty list")
         data = self._config.data
         for output in outputs:
             check_output(

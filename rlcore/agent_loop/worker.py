@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from rlcore.agent_loop.base import AGENT_LOOPS
 from rlcore.agent_loop.clients import LeaseRenewer, WorkerLedger, WorkerQueue
 from rlcore.agent_loop.session import SessionResult, SessionRunner, describe
 from rlcore.agent_loop.writer import RowWriter
@@ -104,14 +103,12 @@ class AgentLoopWorker:
             ConfigError: the default agent loop is not registered.
         """
         rollout = config.actor_rollout_ref.rollout
-        AGENT_LOOPS.get(rollout.agent.default_agent_loop)
         self.worker_id = worker_id
         self._times = times or WorkerTimes()
         self._ledger = ledger
         self._client = client
         self._writer = RowWriter(queue)
         self._leases = LeaseRenewer(ledger, worker_id, self._times.renew_interval_s)
-        self._rewards = rewards
         self._sessions = SessionRunner(
             config,
             client,
@@ -142,7 +139,7 @@ class AgentLoopWorker:
         """
         self._leases.start()
         try:
-            await self._rewards.start()
+            await self._sessions.start()
             while not self._stopping.is_set():
                 self._raise_failure()
                 self._drop_lost()
@@ -158,7 +155,7 @@ class AgentLoopWorker:
         finally:
             self._leases.stop()
             await self._cancel_all()
-            await self._rewards.close()
+            await self._sessions.close()
         await self._ledger.release_worker(self.worker_id)
 
     def stop(self, drain_s: float = 0.0) -> None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlcore.config.base import Float, Int, Section
+from rlcore.config.base import Float, Int, PathText, Section
 
 
 class ValKwargsConfig(Section):
@@ -29,6 +29,33 @@ class AgentConfig(Section):
     """AgentLoopWorkers, each supervised by one producer (verl: 8; one keeps small hosts busy)."""
     default_agent_loop: str = "single_turn_agent"
     """Agent loop of rows that name none in `agent_name`."""
+    agent_loop_config_path: PathText | None = None
+    """YAML list of agent loops: name, _target_ and constructor arguments."""
+
+
+class MultiTurnConfig(Section):
+    """The built-in `tool_agent`."""
+
+    max_assistant_turns: Int | None = Field(default=None, ge=1)
+    """Turns of the model at most; null: as many as fit the response."""
+    max_user_turns: Int | None = Field(default=None, ge=1)
+    """Rounds of tool answers at most; null: as many as fit the response."""
+    max_parallel_calls: Int = Field(default=1, ge=1)
+    """Tool calls of one turn that are run, at the same time; further ones are left out."""
+    max_invalid_calls: Int | None = Field(default=None, ge=1)
+    """Calls that failed or could not be run after which the session ends; null: no limit (ours)."""
+    max_tool_response_length: Int = Field(default=256, ge=1)
+    """Characters of a tool's answer at most."""
+    tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
+    """Which part of a longer answer is kept; `middle` keeps both ends."""
+    tool_timeout: Float = Field(default=30.0, gt=0)
+    """Seconds for one call of a tool (ours; verl: no limit)."""
+    num_tool_workers: Int = Field(default=2, ge=1)
+    """Processes of each agent loop worker that run sync tools (ours)."""
+    function_tool_path: PathText | None = None
+    """Python file, or installed module, with functions marked `@function_tool`."""
+    format: Literal["hermes", "qwen3_coder"] = "hermes"
+    """How the model writes tool calls."""
 
 
 class CheckpointEngineConfig(Section):
@@ -68,6 +95,8 @@ class RolloutConfig(Section):
     """Sampling of validation."""
     agent: AgentConfig = Field(default_factory=AgentConfig)
     """Agent loops."""
+    multi_turn: MultiTurnConfig = Field(default_factory=MultiTurnConfig)
+    """The built-in `tool_agent`."""
     checkpoint_engine: CheckpointEngineConfig = Field(default_factory=CheckpointEngineConfig)
     """Weight updates."""
     num_replicas: Int = Field(default=1, ge=1)

@@ -183,11 +183,11 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
     (f"{_A}rollout.repetition_penalty", (1, 1.0), "the trainer could not reproduce it", LEAVE_OUT),
     (f"{_A}rollout.logprobs_mode", ("processed_logprobs",),
      "log-probs are of the temperature-scaled distribution", LEAVE_OUT),
-    (f"{_A}rollout.multi_turn.*", (False, None), _NO_TOOLS, LEAVE_OUT),
-    (f"{_A}rollout.agent.agent_loop_config_path", (None,),
-     "agent loops from a YAML list are not there yet",
-     f"register the loop in a file of trainer.user_modules and name it in {_A}rollout.agent."
-     "default_agent_loop or in the row's agent_name"),
+    (f"{_A}rollout.multi_turn.enable", (True, False, None), "rows and the default agent loop "
+     "choose; verl does not read it either", f"set {_A}rollout.agent.default_agent_loop"),
+    (f"{_A}rollout.multi_turn.tool_config_path", (None,), "tools are functions of a Python file",
+     f"set {_A}rollout.multi_turn.function_tool_path"),
+    (f"{_A}rollout.multi_turn.*", (False, None), "verl does not read it either", LEAVE_OUT),
     (f"{_A}rollout.agent.agent_loop_manager_class", (None,), "producers have one manager",
      LEAVE_OUT),
     (f"{_A}rollout.agent.custom_async_server.*", (None,), "verl does not read it either",

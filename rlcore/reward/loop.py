@@ -3,9 +3,12 @@
 from typing import Protocol
 
 from rlcore.config import RunConfig
+from rlcore.errors import RewardError, RewardTimeoutError
+from rlcore.isolation.messages import Setup
+from rlcore.isolation.pool import IsolatedPool, Limits
 from rlcore.reward.function import Reward, RewardTask
 from rlcore.reward.managers import REWARD_MANAGERS
-from rlcore.reward.pool import RewardPool
+from rlcore.reward.scoring import SCORER
 
 
 class RewardScorer(Protocol):
@@ -33,8 +36,24 @@ class RewardLoopManager:
         if reward.reward_manager.name in {"rate_limited", "limited"}:
             num_processes = reward.max_concurrent
         num_workers = config.actor_rollout_ref.rollout.agent.num_workers
-        self._pool = RewardPool(config, num_processes=max(1, num_processes // num_workers))
+        self._pool = IsolatedPool(
+            Setup(factory=SCORER, config=config, max_memory_mb=reward.max_memory_mb),
+            Limits(
+                timeout_s=reward.timeout,
+                start_s=config.deadlines.start,
+                what="the reward function",
+                timeout_key="reward.timeout",
+                error=RewardError,
+                timeout_error=RewardTimeoutError,
+            ),
+            num_processes=max(1, num_processes // num_workers),
+        )
         self._manager = REWARD_MANAGERS.get(reward.reward_manager.name)(config)
+
+    @property
+    def num_replaced(self) -> int:
+        """How many processes were killed and replaced."""
+        return self._pool.num_replaced
 
     async def start(self) -> None:
         """Start the processes.
@@ -52,7 +71,7 @@ class RewardLoopManager:
             RewardError: the function raised, hung, or its process died.
             DataError: the result is no reward.
         """
-        return await self._manager.run(task, self._pool.score)
+        return await self._manager.run(task, self._pool.call)
 
     async def close(self) -> None:
         """Kill the processes."""

@@ -10,7 +10,6 @@ import pytest
 from rlcore.errors import ConfigError, DataError, RewardError, RewardTimeoutError
 from rlcore.reward.function import Reward
 from rlcore.reward.loop import RewardLoopManager
-from rlcore.reward.pool import RewardPool
 
 FAULTS = """
 import ctypes, os, re, sys, time
@@ -52,9 +51,7 @@ def test_a_hang_in_c_is_killed_in_time_and_stalls_nobody(make_config, make_task,
 
 def test_the_others_do_not_wait_for_one_that_hangs(make_config, make_task):
     async def run():
-        pool = RewardPool(
-            make_config(FAULTS, reward__timeout=30.0, reward__num_workers=2), num_processes=2
-        )
+        pool = RewardLoopManager(make_config(FAULTS, reward__timeout=30.0, reward__num_workers=2))
         await pool.start()
         hanging = asyncio.create_task(pool.score(make_task("hang in C")))
         await asyncio.sleep(0.1)
@@ -80,7 +77,7 @@ def test_the_others_do_not_wait_for_one_that_hangs(make_config, make_task):
     [
         ("raise", RewardError, "KeyError: 'missing'"),
         ("exit", RewardError, "SystemExit: 3"),
-        ("segfault", RewardError, "the reward process died: signal SIGSEGV"),
+        ("segfault", RewardError, "the process of the reward function died: signal SIGSEGV"),
         ("nan", DataError, "must be a finite number, is float nan"),
         ("string", DataError, "must be a finite number, is str '1'"),
         ("no score", DataError, r"returned \['acc'\] without 'score'"),
@@ -119,7 +116,7 @@ def test_a_leak_costs_a_process_and_no_session(make_config, make_task):
     config = make_config(code, reward__num_workers=1, reward__max_memory_mb=128)
 
     async def run():
-        pool = RewardPool(config, num_processes=1)
+        pool = RewardLoopManager(config)
         await pool.start()
         rewards = [await pool.score(make_task()) for _ in range(10)]
         await pool.close()

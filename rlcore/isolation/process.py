@@ -1,14 +1,13 @@
-"""A process that scores: started by rlcore/reward/pool.py as `python -m rlcore.reward.process`.
+"""A process that runs user code: rlcore/isolation/pool.py starts it as `python -m`.
 
-User code runs here and nowhere else, so it may hang in C, leak or crash without harm to sessions.
-Messages are pickles after their length, over private copies of stdin and stdout: what user code
-prints goes to stderr.
+Messages go over private copies of stdin and stdout: what user code prints goes to stderr.
 """
 
 import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib
 import inspect
 import os
 import pickle
@@ -16,19 +15,12 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, DataError
-from rlcore.reward.function import (
-    RewardFunction,
-    RewardTask,
-    check_result,
-    load_reward_function,
-)
-from rlcore.reward.messages import LENGTH, Reply
+from rlcore.isolation.messages import LENGTH, Reply, Setup
 from rlcore.user_code import load_user_modules
 
 TRACEBACK_LINES = 12
@@ -59,28 +51,28 @@ def main() -> None:
     """Serve tasks until the parent closes the pipe."""
     tasks, replies = _take_pipes()
     _die_with_parent()
-    config: RunConfig = read_message(tasks)
+    setup: Setup = read_message(tasks)
     try:
-        load_user_modules(config.trainer.user_modules)
-        function = load_reward_function(config)
+        load_user_modules(setup.config.trainer.user_modules)
+        module, _, name = setup.factory.partition(":")
+        function = getattr(importlib.import_module(module), name)(setup.config)
     except (ConfigError, DataError) as error:
         write_message(replies, Reply(status="refused", message=str(error)))
         return
-    _limit_memory(config.reward.max_memory_mb)
+    _limit_memory(setup.max_memory_mb)
     write_message(replies, Reply(status="ready", rss_mb=_rss_mb()))
     # One loop for all calls: an async function may keep a session open between them.
     with asyncio.Runner() as runner, contextlib.suppress(EOFError):
         while True:
-            write_message(replies, score(function, read_message(tasks), runner))
+            write_message(replies, call(function, read_message(tasks), runner))
 
 
-def score(function: RewardFunction, task: RewardTask, runner: asyncio.Runner) -> Reply:
+def call(function: Callable[[Any], Any], task: Any, runner: asyncio.Runner) -> Reply:
     """Call the function; whatever it does becomes a reply."""
     try:
-        result = function(**task.arguments())
-        if inspect.isawaitable(result):
-            result = runner.run(_await(result))
-        reward = check_result(result)
+        value = function(task)
+        if inspect.isawaitable(value):
+            value = runner.run(_await(value))
     except DataError as error:
         return Reply(status="bad_result", message=_cut(str(error)), rss_mb=_rss_mb())
     except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything
@@ -88,7 +80,7 @@ def score(function: RewardFunction, task: RewardTask, runner: asyncio.Runner) ->
         del error
         gc.collect()
         return Reply(status="raised", message=message, rss_mb=_rss_mb())
-    return Reply(status="scored", reward=reward, rss_mb=_rss_mb())
+    return Reply(status="done", value=value, rss_mb=_rss_mb())
 
 
 async def _await(result: Any) -> Any:
