@@ -3,7 +3,7 @@
 from rlcore.agent_loop.base import AgentLoopBase, register
 from rlcore.agent_loop.single_turn import SingleTurnAgentLoop
 from rlcore.agent_loop.tool_agent import ToolAgentLoop
-from rlcore.agent_loop.tools import function_tool
+from rlcore.tools import function_tool
 from rlcore.types import AgentLoopOutput
 
 __all__ = [

@@ -7,12 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlcore.agent_loop.toolbox import Toolbox
 from rlcore.config import RunConfig
 from rlcore.config.data import DataConfig
 from rlcore.data.tokenizer import encode_chat
 from rlcore.registry import Registry
 from rlcore.rollout.client import SessionClient
+from rlcore.tools.toolbox import Toolbox
 from rlcore.types import AgentLoopOutput
 
 AGENT_LOOPS: Registry[type["AgentLoopBase"]] = Registry("agent loop")

@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlcore.agent_loop.choice import AgentLoopChooser
 from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row, make_tag
-from rlcore.agent_loop.toolbox import Toolbox
 from rlcore.config import RunConfig
 from rlcore.errors import FencedError, TransientError
 from rlcore.reward.function import Reward, RewardTask, check_result
 from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient, SessionClient
+from rlcore.tools.toolbox import Toolbox
 from rlcore.types import AgentLoopOutput, PromptSpec, SessionRecord
 
 logger = logging.getLogger(__name__)

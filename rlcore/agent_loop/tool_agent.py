@@ -19,11 +19,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlcore.agent_loop.base import AgentLoopBase, register
 from rlcore.agent_loop.chat_encoder import ChatEncoder, chat_encoder
-from rlcore.agent_loop.tool_calls import TOOL_CALL_FORMATS, InvalidCall, ToolCall
-from rlcore.agent_loop.tools import ToolAnswer
+from rlcore.agent_loop.tool_calls import TOOL_CALL_FORMATS
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import stop_token_ids
 from rlcore.errors import ConfigError, DataError
+from rlcore.tools.calls import InvalidCall, ToolCall
+from rlcore.tools.functions import ToolAnswer
 from rlcore.types import AgentLoopOutput, TokenOutput
 
 

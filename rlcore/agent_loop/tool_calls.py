@@ -6,27 +6,13 @@ cannot be read becomes an `InvalidCall`, which the model is told of.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from rlcore.registry import Registry
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
-    """What the model wants to be called."""
-
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InvalidCall:
-    """A block that was meant as a call and cannot be read."""
-
-    reason: str
+from rlcore.tools.calls import InvalidCall, ToolCall
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -178,7 +178,7 @@ def test_tools_and_template_arguments_reach_the_start_only(make_tokenizer):
     ("template", "message"),
     [
         ("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
-         "{% endif %}{{ m.content }}<|im_end|>{% endfor %}", "no place for tool messages .*no tools"),
+         "{% endif %}{{ m.content }}<|im_end|>{% endfor %}", "no place for tool .*no tools"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "without a stop token"),
         ("{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}<|im_end|>{% endif %}"
          "{% endfor %}", "leaves the text of the model's turn out"),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlcore.agent_loop.tools import function_tool
+from rlcore.tools.functions import function_tool
 
 MAX_CHARACTERS = 200
 MAX_DIGITS = 60

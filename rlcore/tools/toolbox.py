@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.agent_loop.tool_calls import InvalidCall, ToolCall
-from rlcore.agent_loop.tools import Tool, ToolAnswer, load_tools, run_tool
 from rlcore.config import RunConfig
 from rlcore.errors import ToolError, ToolTimeoutError
 from rlcore.isolation.messages import Setup
 from rlcore.isolation.pool import IsolatedPool, Limits
+from rlcore.tools.calls import InvalidCall, ToolCall
+from rlcore.tools.functions import Tool, ToolAnswer, load_tools, run_tool
 
-RUNNER = "rlcore.agent_loop.toolbox:make_runner"
+RUNNER = "rlcore.tools.toolbox:make_runner"
 MAX_MEMORY_MB = 4096
 
 
