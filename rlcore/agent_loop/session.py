@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import traceback
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +91,9 @@ class SessionRunner:
         try:
             async with deadline:
                 outputs = await self._run_loop(spec, session_id, server)
+                started = time.monotonic()
                 reward = await self._score(spec, outputs[-1])
+                outputs[-1].metrics["compute_score"] = time.monotonic() - started
             return _finished(spec, session_id, outputs, reward)
         except (TransientError, FencedError):
             raise

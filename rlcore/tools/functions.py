@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError, validate_call
 
@@ -100,7 +100,7 @@ def _make_tool(path: str, function: Callable[..., Any]) -> Tool:
         schema = {
             "name": function.__name__,
             "description": inspect.cleandoc(function.__doc__),
-            "parameters": TypeAdapter(function).json_schema(),
+            "parameters": _parameters(function),
         }
     if schema.get("type") != "function":
         schema = {"type": "function", "function": schema}
@@ -110,6 +110,12 @@ def _make_tool(path: str, function: Callable[..., Any]) -> Tool:
         function=validate_call(function),
         is_async=inspect.iscoroutinefunction(function),
     )
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the JSON schema of a function's arguments."""
+    adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", function))
+    return adapter.json_schema()
 
 
 async def run_tool(

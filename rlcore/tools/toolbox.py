@@ -69,6 +69,11 @@ class Toolbox:
         )
         self._has_begun = False
 
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """OpenAI function schemas of all tools."""
+        return [tool.schema for tool in self.tools.values()]
+
     async def call(self, call: ToolCall | InvalidCall) -> ToolAnswer:
         """Answer a call; whatever goes wrong is an answer that says so."""
         if isinstance(call, InvalidCall):
