@@ -120,6 +120,7 @@ class AgentLoopWorker:
         slots = 2 * rollout.max_num_seqs * rollout.num_replicas
         self._max_sessions = max(1, slots // rollout.agent.num_workers)
         self._sessions_per_prompt = max(rollout.n, rollout.val_kwargs.n)
+        self._is_prepared = False
         self._stopping = asyncio.Event()
         self._drain_s = 0.0
         self._changed = asyncio.Event()
@@ -128,6 +129,16 @@ class AgentLoopWorker:
         self._counts = {"claimed": 0, "finished": 0, "failed": 0, "failed_sessions": 0}
         self._first_claim: float | None = None
         self._last_error = ""
+
+    async def prepare(self) -> None:
+        """Start what sessions need; `run_forever` does it where it was not done.
+
+        Raises:
+            ConfigError: the reward function, the tools or the agent loop cannot be used.
+        """
+        if not self._is_prepared:
+            await self._sessions.start()
+            self._is_prepared = True
 
     async def run_forever(self) -> None:
         """Work until `stop`; what is held at the end goes back to pending.
@@ -139,7 +150,7 @@ class AgentLoopWorker:
         """
         self._leases.start()
         try:
-            await self._sessions.start()
+            await self.prepare()
             while not self._stopping.is_set():
                 self._raise_failure()
                 self._drop_lost()

@@ -149,7 +149,7 @@ class AgentLoopWorkerActor:
         mistake in the user's code would look like a fault that a retry may cure.
 
         Raises:
-            ConfigError: a user's module or function, or the tokenizer, cannot be loaded.
+            ConfigError: a user's module or function, a tool or the tokenizer cannot be loaded.
         """
         if self._running is not None:
             return
@@ -164,6 +164,7 @@ class AgentLoopWorkerActor:
             tokenizer=load_tokenizer(model.path, model.trust_remote_code),
             rewards=RewardLoopManager(self._config),
         )
+        await self._worker.prepare()
         self._running = asyncio.create_task(self._worker.run_forever())
 
     async def status(self) -> WorkerStatus:
