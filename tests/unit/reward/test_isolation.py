@@ -72,27 +72,26 @@ def test_the_others_do_not_wait_for_one_that_hangs(make_config, make_task):
     assert (replaced, again) == (1, [GOOD] * 4)
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "message"),
-    [
-        ("raise", RewardError, "KeyError: 'missing'"),
-        ("exit", RewardError, "SystemExit: 3"),
-        ("segfault", RewardError, "the process of the reward function died: signal SIGSEGV"),
-        ("nan", DataError, "must be a finite number, is float nan"),
-        ("string", DataError, "must be a finite number, is str '1'"),
-        ("no score", DataError, r"returned \['acc'\] without 'score'"),
-        ("not JSON", DataError, "function's who is object; .* stored as JSON"),
-        ("huge", DataError, "function's log takes 1000002 characters as JSON, more than 20000"),
-    ],
-)
-def test_a_bad_call_is_an_error_and_the_next_one_is_scored(
-    make_config, make_task, score_all, fault, error, message
-):
+BAD_CALLS = {
+    "raise": (RewardError, "KeyError: 'missing'"),
+    "exit": (RewardError, "SystemExit: 3"),
+    "segfault": (RewardError, "the process of the reward function died: signal SIGSEGV"),
+    "nan": (DataError, "must be a finite number, is float nan"),
+    "string": (DataError, "must be a finite number, is str '1'"),
+    "no score": (DataError, r"returned \['acc'\] without 'score'"),
+    "not JSON": (DataError, "function's who is object; .* stored as JSON"),
+    "huge": (DataError, "function's log takes 1000002 characters as JSON, more than 20000"),
+}
+
+
+def test_bad_calls_are_errors_and_those_after_them_are_scored(make_config, make_task, score_all):
     config = make_config(FAULTS, reward__num_workers=1)
-    bad, good = score_all(config, [make_task(fault), make_task()])
-    assert good == GOOD
-    with pytest.raises(error, match=message):
-        raise bad
+    tasks = [make_task(text) for fault in BAD_CALLS for text in (fault, "good")]
+    outcome = score_all(config, tasks)
+    assert outcome[1::2] == [GOOD] * len(BAD_CALLS)
+    for error, (kind, message) in zip(outcome[::2], BAD_CALLS.values(), strict=True):
+        with pytest.raises(kind, match=message):
+            raise error
 
 
 def test_the_traceback_names_the_users_line(make_config, make_task, score_all):
