@@ -32,12 +32,6 @@ class MyAgentLoop(AgentLoopBase):
 AGENT = "actor_rollout_ref.rollout.agent"
 
 
-def last_metrics(project, output):
-    [folder] = {path.parent for path in project.root.glob("runs/*/metrics.jsonl")}
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines], output
-
-
 def test_an_agent_loop_written_for_verl_trains(project):
     (project.root / "my_agent_loop.py").write_text(SEED_LOOP)
     (project.root / "my_agents.yaml").write_text(
