@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: train test test-prefect test-prefect-lowest check bench setup setup-system model clean
+.PHONY: docs train test test-prefect test-prefect-lowest check bench setup setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
@@ -30,6 +30,9 @@ check: setup ## Lint, types, import contracts, spelling
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md flows tasks rlcore deployments tests
+
+docs: setup ## The README's tables and the JSON Schema of presets, from the code
+	$(BIN)/python -m rlcore.config.docs
 
 bench: model ## Measured ratios, ours against a baseline; see tests/bench/README.md
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

@@ -19,7 +19,7 @@ from tasks.retry import is_transient
 
 @flow(name="train", retries=0, persist_result=False)
 async def train(
-    preset: str,
+    preset: str | None,
     overrides: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     resume: str | None = None,
@@ -27,7 +27,8 @@ async def train(
     """Train a language model by reinforcement learning.
 
     Args:
-        preset: Name of a preset in deployments/runs, or the path of a YAML file.
+        preset: Name of a preset in deployments/runs, or the path of a YAML file; null: `config`
+            alone, as for a script of verl's.
         overrides: Dotted key to value, over the preset.
         config: Partial configuration tree, merged key by key over the preset.
         resume: Run id: continue that run from its last checkpoint as a new attempt.

@@ -28,6 +28,7 @@ from rlcore.trainer.base import PPOTrainer, TrainerResources
 from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore
 from rlcore.trainer.modes import get_trainer_cls
 from rlcore.trainer.phases import Metrics, Phase, PhaseResult
+from rlcore.trainer.registered import check_registered
 from rlcore.trainer.run_folder import RunFolder, write_atomically
 from rlcore.trainer.which_run import which_run
 from rlcore.types import BatchRef, CallKey
@@ -271,7 +272,7 @@ def _accuracies(metrics_file: Path) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def open_run(
-    preset: str,
+    preset: str | None,
     overrides: dict[str, Any] | None,
     config: dict[str, Any] | None,
     resume: str | None,
@@ -285,6 +286,7 @@ async def open_run(
     """
     request = {"preset": preset, "overrides": overrides or {}, "config": config}
     resolved = resolve_config(preset, overrides or {}, config)
+    await asyncio.to_thread(check_registered, resolved.config)
     report = await asyncio.to_thread(check_data, resolved.config)
     which = which_run(resolved.config, resume)
     async with contextlib.AsyncExitStack() as stack:

@@ -22,7 +22,7 @@ from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.testing.scripted_replica import ScriptedReplica
 from rlcore.tools.toolbox import Toolbox
-from rlcore.user_code import load_user_object
+from rlcore.user_code import load_user_modules, load_user_object
 
 Policy = Callable[[str, int], str]
 """(the text so far, a random seed) -> what the model writes in this turn."""
@@ -67,9 +67,10 @@ def check_environment(
             `FILE.py:FUNCTION`: yours, see `Policy`. None: calls where there are tools.
 
     Raises:
-        ConfigError: the policy, tools, rewards or agent loop cannot be used.
+        ConfigError: a user module, the policy, tools, rewards or agent loop cannot be used.
         DataError: model folder or data are wrong.
     """
+    load_user_modules(config.trainer.user_modules)
     model = config.actor_rollout_ref.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     stop_ids = stop_token_ids(model.path, tokenizer)

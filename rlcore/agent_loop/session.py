@@ -185,7 +185,8 @@ class SessionRunner:
 def prompt_identity(spec: PromptSpec) -> str:
     """Name a prompt within its run: without the run id, so that a repeated run samples the same."""
     split = spec.partition_id.rpartition("/")[2]
-    return f"{split}/{spec.epoch}/{spec.index}"
+    identity = f"{split}/{spec.epoch}/{spec.index}"
+    return f"{identity}/{spec.repeat}" if spec.repeat else identity
 
 
 def describe(spec: PromptSpec) -> str:

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from rlcore.config.run import RunConfig
 
 _RESERVED = ("score", "acc")
+_LIMITED = ("limited", "rate_limited")
+# One of the user's own may read what it likes.
+_WITHOUT_LIMITS = ("dapo", "naive")
 
 
 def one_kind_of_reward_function(config: "RunConfig") -> Iterator[Problem]:
@@ -33,35 +36,22 @@ def one_kind_of_reward_function(config: "RunConfig") -> Iterator[Problem]:
 
 
 def overlong_penalty_needs_its_manager(config: "RunConfig") -> Iterator[Problem]:
-    """`reward.reward_kwargs` belongs to the manager `dapo`, and its buffer fits the response."""
-    reward = config.reward
-    settings = reward.reward_kwargs
-    buffer, path = settings.overlong_buffer_cfg, "reward.reward_kwargs.overlong_buffer_cfg"
-    if not buffer.enable:
-        return
-    if reward.reward_manager.name != "dapo":
+    """`reward.reward_kwargs` belongs to the manager `dapo`."""
+    name = config.reward.reward_manager.name
+    if config.reward.reward_kwargs.overlong_buffer_cfg.enable and name in {"naive", *_LIMITED}:
         yield Problem(
-            path=f"{path}.enable",
+            path="reward.reward_kwargs.overlong_buffer_cfg.enable",
             value=True,
-            reason=f"it has no effect with reward.reward_manager.name={reward.reward_manager.name}",
+            reason=f"it has no effect with reward.reward_manager.name={name}",
             fix="set reward.reward_manager.name=dapo, or leave it out",
             involves=("reward.reward_manager.name",),
-        )
-    longest = settings.max_resp_len or config.data.max_response_length
-    if not 0 < buffer.len <= longest:
-        yield Problem(
-            path=f"{path}.len",
-            value=buffer.len,
-            reason=f"it must be from 1 to the longest response, {longest} tokens",
-            fix=f"set it to {max(1, longest // 4)}, for instance",
-            involves=("reward.reward_kwargs.max_resp_len", "data.max_response_length"),
         )
 
 
 def rate_limits_need_their_manager(config: "RunConfig") -> Iterator[Problem]:
     """`max_concurrent`, `max_rpm` and `max_tpm` belong to the manager `rate_limited`."""
     reward = config.reward
-    if reward.reward_manager.name in {"rate_limited", "limited"}:
+    if reward.reward_manager.name not in _WITHOUT_LIMITS:
         return
     for name, neutral in (("max_concurrent", 1), ("max_rpm", None), ("max_tpm", None)):
         value = getattr(reward, name)

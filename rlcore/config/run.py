@@ -1,18 +1,22 @@
-"""The whole tree: `RunConfig`, with section `algorithm`."""
+"""The whole tree: `RunConfig`."""
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlcore.config.actor import ActorConfig, ModelConfig
-from rlcore.config.base import Float, Int, Section
+from rlcore.config.actor import ActorConfig, ModelConfig, RefConfig
+from rlcore.config.algorithm import AlgorithmConfig
+from rlcore.config.base import Section, Seed
+from rlcore.config.critic import CriticConfig
 from rlcore.config.data import DataConfig
+from rlcore.config.pending import CRITIC
+from rlcore.config.problems import CROSS_FIELD
+from rlcore.config.queue import TransferQueueConfig
 from rlcore.config.reward import RewardConfig
 from rlcore.config.rollout import RolloutConfig
-from rlcore.config.rules import CROSS_FIELD, broken_rules
 from rlcore.config.trainer import DeadlinesConfig, RayConfig, TrainerConfig
 
 
@@ -23,23 +27,10 @@ class ActorRolloutRefConfig(Section):
     """The model that is trained."""
     actor: ActorConfig = Field(default_factory=ActorConfig)
     """The policy update."""
+    ref: RefConfig = Field(default_factory=RefConfig)
+    """The frozen reference."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     """The generation side."""
-
-
-class AlgorithmConfig(Section):
-    """From rewards to advantages."""
-
-    adv_estimator: Literal["grpo"] = "grpo"
-    """Advantage estimator (verl: gae, which needs a critic)."""
-    gamma: Float = Field(default=1.0, ge=0, le=1)
-    """Discount; grpo has none."""
-    lam: Float = Field(default=1.0, ge=0, le=1)
-    """Lambda of GAE; grpo has none."""
-    norm_adv_by_std_in_grpo: bool = True
-    """Divide by the group's standard deviation; false: Dr. GRPO."""
-    use_kl_in_reward: Literal[False] = False
-    """Subtract a KL penalty from the reward."""
 
 
 class RunConfig(Section):
@@ -58,19 +49,25 @@ class RunConfig(Section):
     """The policy."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     """From rewards to advantages."""
+    critic: Annotated[CriticConfig, CRITIC] = Field(default_factory=CriticConfig)
+    """The value model."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Scores of responses."""
+    transfer_queue: TransferQueueConfig = Field(default_factory=TransferQueueConfig)
+    """Where trajectories wait."""
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     """The run itself."""
     deadlines: DeadlinesConfig = Field(default_factory=DeadlinesConfig)
     """When a wait is overdue (ours)."""
     ray: RayConfig = Field(default_factory=RayConfig)
     """The Ray cluster (ours)."""
-    seed: Int = Field(default=0, ge=0)
+    seed: Seed = Field(default=0, ge=0)
     """Seed of everything that has no seed of its own (ours)."""
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> "RunConfig":
+        from rlcore.config.rules import broken_rules  # which walk the tree that is defined here
+
         problems = broken_rules(self)
         if problems:
             raise PydanticCustomError(
@@ -109,6 +106,11 @@ class RunConfig(Section):
         """Optimizer steps per step."""
         actor = self.actor_rollout_ref.actor
         return actor.ppo_epochs * (self.data.train_batch_size // actor.ppo_mini_batch_size)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the training worker."""
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node
 
     @property
     def max_model_len(self) -> int:

@@ -160,9 +160,12 @@ class PPOTrainer:
     def _feed(self, count: int) -> int:
         """Feed the next `count` prompts of the training order; return how many were new."""
         start = self.state["train_position"]
-        specs = self.prompts.train_specs(start=start, count=count, global_step=self.global_steps)
+        sampler = self.prompts.begin(self.state.get("sampler"), start=start, count=count)
+        specs = self.prompts.train_specs(
+            start=start, count=count, global_step=self.global_steps, sampler=sampler
+        )
         fed = self.ledger.feed(self._key(), specs)
-        self.state["train_position"] = start + count
+        self.state |= {"train_position": start + count, "sampler": sampler}
         return fed
 
     def _refill(self, count: int) -> int:
@@ -202,7 +205,10 @@ class PPOTrainer:
         Raises:
             DataError: a trajectory of the batch has no reward.
         """
-        return batch_metrics(self._leased(batch))
+        leased = self._leased(batch)
+        metrics = batch_metrics(leased)
+        self.state["sampler"] = self.prompts.observe(self.state.get("sampler"), leased)
+        return metrics
 
     def _balance_batch(self, batch: BatchRef) -> Metrics:
         """Report the sequence lengths that each rank will work on."""
@@ -246,7 +252,7 @@ class PPOTrainer:
             global_step=self.global_steps,
             attempt=self.attempt,
             trainer={
-                "state": self.state,
+                "state": {**self.state, "data_digest": self.prompts.digest},
                 "ledger": self.ledger.state_dict(released_step=self.global_steps),
             },
             write_actor=lambda path: training.save_checkpoint(key, path),
@@ -286,3 +292,4 @@ class PPOTrainer:
         """Take over what `trainer.json` of a checkpoint holds (weights are the worker's)."""
         self.global_steps = content["global_step"]
         self.state = json.loads(json.dumps(content["state"]))
+        self.prompts.tell_changes(self.state.get("data_digest"))

@@ -22,7 +22,10 @@ def test_an_entrypoint_loads_as_the_flow_it_names(deployment, monkeypatch):
     load_config(deployment["parameters"]["preset"], deployment["parameters"]["overrides"])
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate_policy", "train_step", "rollout_producer"])
+FLOWS = ["train", "evaluate_policy", "train_step", "rollout_producer", "prepare_data"]
+
+
+@pytest.mark.parametrize("name", FLOWS)
 def test_no_flow_stores_results_or_retries(name):
     from importlib import import_module
 
@@ -35,6 +38,7 @@ def test_no_flow_stores_results_or_retries(name):
 def test_no_phase_stores_results_and_every_phase_retries_faults_only():
     from prefect.cache_policies import NO_CACHE
 
+    from tasks.data import prepare_task
     from tasks.phases import PHASE_TASKS
     from tasks.retry import retry_transient
     from tasks.weights import manager_call
@@ -44,3 +48,5 @@ def test_no_phase_stores_results_and_every_phase_retries_faults_only():
         assert task.cache_policy is NO_CACHE or task.cache_policy == NO_CACHE
         assert task.retries == 3
         assert task.retry_condition_fn is retry_transient
+    assert prepare_task.persist_result is False
+    assert (prepare_task.cache_policy, prepare_task.retries) == (NO_CACHE, 0)

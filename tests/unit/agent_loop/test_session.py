@@ -192,3 +192,15 @@ def test_a_loop_that_scores_itself_is_not_scored_again(run_session):
 
     _, result = run_session(fields={"agent_name": "test_scores_itself"}, reward=reward)
     assert (result.record.reward, result.record.reward_extra) == (3.0, {"acc": 1.0})
+
+
+def test_a_prompt_that_is_too_long_is_cut_before_it_is_asked(run_session):
+    # "Vowels, line 5" in the template has 33 tokens.
+    limits = {"data__max_prompt_length": 20}
+    _, whole = run_session()
+    prompt = whole.rows[0]["prompts"].tolist()
+    assert len(prompt) == 33
+    _, cut = run_session(data__truncation="left", **limits)
+    assert cut.rows[0]["prompts"].tolist() == prompt[-20:]
+    _, cut = run_session(data__truncation="middle", **limits)
+    assert cut.rows[0]["prompts"].tolist() == prompt[:10] + prompt[-10:]

@@ -259,13 +259,6 @@ def test_a_prompt_that_is_too_long_with_its_tools_fails_its_session(play):
     assert "the prompt with the descriptions of its tools has" in record.error_message
 
 
-@pytest.mark.parametrize("content", ["\N{GRINNING FACE} \N{PILE OF POO}", " ", "a" * 1500])
-def test_odd_prompts_are_no_matter(play, content, run_session):
-    tokenizer, row, record, _ = play(["done"])
-    assert record.error_message == ""
-    assert segments(tokenizer, row) == [(1, "done<|im_end|>")]
-
-
 @pytest.mark.parametrize(
     ("code", "message"),
     [

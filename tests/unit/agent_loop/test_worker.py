@@ -42,7 +42,9 @@ async def until(is_done):
 class Harness:
     """A worker with a real ledger and in-process replica and queue."""
 
-    def __init__(self, config, tmp_path, *, num_prompts, replica=None, reward=None, **ledger):
+    def __init__(
+        self, config, tmp_path, *, num_prompts, replica=None, reward=None, fields=None, **ledger
+    ):
         self.config = config
         self.queue = MemoryQueue()
         self.replica = replica or CountingReplica(num_tokens=4)
@@ -55,6 +57,8 @@ class Harness:
             dataset, order, start=0, count=num_prompts, run_id="run", partition_id=PARTITION,
             global_step=1, num_sessions=config.actor_rollout_ref.rollout.n,
         )  # fmt: skip
+        for spec in self.specs:
+            spec.fields.update(fields or {})
         self.ledger.feed(KEY, self.specs)
 
     def worker(self, worker_id="worker-0", renew_interval_s=0.02):
@@ -83,10 +87,10 @@ class Harness:
 
 @pytest.fixture
 def harness(make_config, tmp_path):
-    def harness(num_prompts=4, replica=None, reward=None, lease_s=60.0, **overrides):
+    def harness(num_prompts=4, replica=None, reward=None, fields=None, lease_s=60.0, **overrides):
         return Harness(
             make_config(**overrides), tmp_path, num_prompts=num_prompts, replica=replica,
-            reward=reward, claim_lease_s=lease_s,
+            reward=reward, fields=fields, claim_lease_s=lease_s,
         )  # fmt: skip
 
     return harness
@@ -170,7 +174,7 @@ def test_leases_are_renewed_while_user_code_blocks_the_event_loop(harness):
     h = harness(
         num_prompts=1,
         lease_s=0.15,
-        actor_rollout_ref__rollout__agent__default_agent_loop="test_blocks_the_loop",
+        fields={"agent_name": "test_blocks_the_loop"},
         actor_rollout_ref__rollout__n=2,
     )
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlcore.config import PHASES, RunConfig
-from rlcore.config.tree import honoured_fields, merge, put, remove, section_paths
+from rlcore.config.tree import all_fields, merge, put, remove, section_paths
 from rlcore.trainer.phases import PHASE_NAMES
 
 NEEDED = {
@@ -100,18 +100,18 @@ VERL_DEFAULTS = {
 def test_defaults_are_verls():
     defaults = {
         path: field.get_default(call_default_factory=True)
-        for path, field in honoured_fields().items()
+        for path, field in all_fields().items()
         if path in VERL_DEFAULTS
     }
     assert defaults == VERL_DEFAULTS
 
 
 def test_every_key_has_a_description():
-    assert [path for path, field in honoured_fields().items() if not field.description] == []
+    assert [path for path, field in all_fields().items() if not field.description] == []
 
 
 def test_only_files_and_model_have_no_default():
-    required = [path for path, field in honoured_fields().items() if field.is_required()]
+    required = [path for path, field in all_fields().items() if field.is_required()]
     assert required == ["data.train_files", "data.val_files", "actor_rollout_ref.model.path"]
 
 

@@ -1,0 +1,27 @@
+"""Reading is streaming: eight times the rows take the same memory."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench" / "measure_data_check.py"
+
+
+@pytest.fixture(scope="module")
+def measure():
+    spec = importlib.util.spec_from_file_location("measure_data_check", BENCH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.measure
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_memory_does_not_grow_with_the_rows(measure, tiny_root, suffix):
+    model = tiny_root / "models" / "tiny"
+    few = measure(4_000, model=model, suffix=suffix)
+    many = measure(32_000, model=model, suffix=suffix)
+    assert (few["rows"], many["rows"]) == (4_000, 32_000)
+    # 28,000 rows more are 11 MB of text, and over 60 MB as Python objects. What may grow is 32
+    # bytes per row (index and digests), and noise of the allocator.
+    assert many["mib_peak"] - few["mib_peak"] < 10, (few, many)
