@@ -173,6 +173,30 @@ def doctor(
             raise typer.Exit(REFUSED)
 
 
+@app.command("check-env")
+def check_env(
+    preset: Preset,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Training prompts to try.")] = 2,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions of each.")] = 2,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who writes in the model's place: random, calls or FILE.py:FUNCTION.",
+            show_default="calls where there are tools, else random",
+        ),
+    ] = None,
+) -> None:
+    """Try a preset's sessions, tools and rewards without the model: what the trainer would see."""
+    with told_clearly():
+        from flows.check_env import show_environment
+        from rlcore.config import resolve_config
+
+        resolved = resolve_config(preset, overrides or [])
+        _tell_notices(resolved.notices)
+        show_environment(resolved.config, prompts=prompts, sessions=sessions, policy=policy)
+
+
 @app.command()
 def prepare(
     name: Annotated[

@@ -76,6 +76,7 @@ Int = Annotated[int, BeforeValidator(_refuse_bool)]
 Float = Annotated[float, BeforeValidator(_refuse_bool)]
 
 Tokens = Annotated[Int, Unit("tokens")]
+Characters = Annotated[Int, Unit("characters")]
 Prompts = Annotated[Int, Unit("prompts")]
 Sessions = Annotated[Int, Unit("sessions per prompt")]
 Trajectories = Annotated[Int, Unit("trajectories")]

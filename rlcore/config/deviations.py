@@ -121,6 +121,18 @@ DEVIATIONS: tuple[Deviation, ...] = (
         restore="`vllm` comes with its issue",
     ),
     Deviation(
+        keys=("reward.num_workers",),
+        here="2 processes, shared out over the agent loop workers",
+        verl="8",
+        restore="set it",
+    ),
+    Deviation(
+        keys=("reward.timeout", "reward.max_memory_mb", f"{_ROLLOUT}multi_turn.tool_timeout"),
+        here="60 s, 4096 MiB and 30 s, then an error: such a response has no reward",
+        verl="no limits; its rate-limited manager scores 0",
+        restore="set them; none for the 0",
+    ),
+    Deviation(
         keys=("trainer.logger", "trainer.project_name", "trainer.experiment_name"),
         here="console, tensorboard, file; own names",
         verl="console, wandb; verl_examples, gsm8k",

@@ -80,19 +80,10 @@ BACKEND_MODULE: Final = NotYet(
 )
 
 # --- issue "Agents, tools, rewards and data"
-TOOLS: Final = NotYet(reason="tools and several turns are not there yet")
-AGENT_LOOP_FILE: Final = NotYet(
-    reason="agent loops from a YAML list are not there yet",
-    fix="register the loop in a file of trainer.user_modules and name it in "
-    "actor_rollout_ref.rollout.agent.default_agent_loop or in the row's agent_name",
-)
-REWARD_WORKERS: Final = Hint(reason="rewards are computed by the agent loop workers")
-REWARD_MANAGER: Final = NotYet(
-    reason="other reward managers are not there yet", fix="set reward.custom_reward_function"
-)
-REWARD_KWARGS: Final = NotYet(
-    reason="settings of reward managers are not there yet",
-    fix="set reward.custom_reward_function.reward_kwargs",
+REWARD_MANAGER_MODULE: Final = NotYet(
+    reason="reward managers are registered by name",
+    fix="register it (@REWARD_MANAGERS.register) in a file of trainer.user_modules, and set "
+    "reward.reward_manager.name",
 )
 REWARD_MODEL: Final = NotYet(reason="reward models are not there yet")
 ROLLOUT_DUMPS: Final = NotYet(reason="dumps of all responses are not there yet")

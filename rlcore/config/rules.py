@@ -12,6 +12,7 @@ from rlcore.config.data_rules import DATA_RULES
 from rlcore.config.names import unknown_names
 from rlcore.config.pending import NotYet
 from rlcore.config.problems import Problem
+from rlcore.config.reward_rules import REWARD_RULES
 from rlcore.config.run import RunConfig
 from rlcore.config.tree import default_of, markers, value_at
 
@@ -39,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     *rules_async.RULES,
     *rules_devices.RULES,
     *DATA_RULES,
+    *REWARD_RULES,
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlcore.agent_loop.choice import AgentLoopChooser
 from rlcore.config import RunConfig
 from rlcore.data.dataset import PromptDataset, load_dataset
 from rlcore.data.duplicates import shared_rows
@@ -16,7 +17,7 @@ from rlcore.data.samplers import load_sampler
 from rlcore.data.store import RowStore, StoreMeta
 from rlcore.data.tokenizer import load_tokenizer, stop_token_ids
 from rlcore.errors import ConfigError, DataError
-from rlcore.reward.function import load_reward_function
+from rlcore.reward.function import load_reward_function, uses_rules
 from rlcore.reward.rules import find_rule
 from rlcore.user_code import load_user_modules
 
@@ -69,7 +70,8 @@ def check_data(config: RunConfig) -> DataReport:
 
     Raises:
         DataError: one clear message: the files and rows, folder or sum that is wrong.
-        ConfigError: the reward function, a user module, a sampler or a reward rule is missing.
+        ConfigError: the reward function, a user module, a sampler, a reward rule or an agent
+            loop is missing.
     """
     tokenizer = check_model_folder(config)
     load_user_modules(config.trainer.user_modules)
@@ -80,11 +82,13 @@ def check_data(config: RunConfig) -> DataReport:
         lambda: load_dataset(config, "val", tokenizer),
     )
     sources = train.store.meta.data_sources | val.store.meta.data_sources
+    agent_names = train.store.meta.agent_names | val.store.meta.agent_names
     total_steps, *_ = all_at_once(
         lambda: _check_steps(config, len(train)),
         lambda: check_held_out(train.store, val.store),
         lambda: _check_sampler(config, train),
         lambda: _check_sources(config, sources),
+        lambda: _check_agent_names(config, agent_names),
     )
     of_train, of_val = train.store.meta, val.store.meta
     return DataReport(
@@ -252,12 +256,28 @@ def check_held_out(train: RowStore, val: RowStore) -> None:
 
 def _check_sources(config: RunConfig, sources: dict[str, str]) -> None:
     """Check that each data source has a reward rule, unless the reward is the user's function."""
-    if config.reward.custom_reward_function.path is not None:
+    if not uses_rules(config):
         return
+    _look_up(find_rule, sources)
+
+
+def _check_agent_names(config: RunConfig, names: dict[str, str]) -> None:
+    """Check that there is a default agent loop, and one of each name that rows give."""
+    agent = config.actor_rollout_ref.rollout.agent
+    chooser = AgentLoopChooser(agent.default_agent_loop, agent.agent_loop_config_path)
+    _look_up(chooser.choose, names)
+
+
+def _look_up(find: Callable[[str], Any], names: dict[str, str]) -> None:
+    """Look every name up; `names` says where each comes from.
+
+    Raises:
+        ConfigError: tells of all that are not found.
+    """
     problems: list[str] = []
-    for source, origin in sources.items():
+    for name, origin in names.items():
         try:
-            find_rule(source)
+            find(name)
         except ConfigError as error:
             problems.append(f"{origin}: {error}")
     if problems:

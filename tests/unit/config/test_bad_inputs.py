@@ -159,13 +159,20 @@ BAD = [
     ([f"{V1}sampler.custom_sampler.path=x.py"], f"{V1}sampler.custom_sampler.name", "needs it"),
     (["algorithm.filter_groups.enable=true"], "algorithm.filter_groups.metric", "needs it"),
     # rewards
-    (["reward.reward_manager.name=prime"], "reward.reward_manager.name", "reward managers"),
+    (["reward.reward_manager.name=prime"], "reward.reward_manager.name", "no reward manager"),
     (["reward_model.reward_manager=dapo"], "reward_model.reward_manager", "reward.reward_manager"),
     (
         ["reward.reward_kwargs.overlong_buffer_cfg.enable=true"],
         "reward.reward_kwargs.overlong_buffer_cfg.len",
         "0 < len <= 8",
     ),
+    (
+        ["reward.reward_kwargs.overlong_buffer_cfg.enable=true"],
+        "reward.reward_kwargs.overlong_buffer_cfg.enable",
+        "reward_manager.name=naive",
+    ),
+    (["reward.max_rpm=3"], "reward.max_rpm", "reward_manager.name=naive"),
+    (["reward.functions=[{name: acc}]"], "reward.functions", "reserved"),
     (["reward.reward_model.enable=true"], "reward.reward_model.model_path", "needs it"),
     # the run
     (["trainer.resume_mode=resume_path"], "trainer.resume_from_path", "needs it"),

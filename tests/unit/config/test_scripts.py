@@ -45,14 +45,9 @@ TABLE = {
         },
     ),
     "dapo": (
-        27,
+        32,
         4,
         {
-            "reward.reward_kwargs.max_resp_len",
-            "reward.reward_kwargs.overlong_buffer_cfg.enable",
-            "reward.reward_kwargs.overlong_buffer_cfg.len",
-            "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor",
-            "reward.reward_manager.name",
             "trainer.n_gpus_per_node",
             "trainer.nnodes",
             f"{A}actor.ulysses_sequence_parallel_size",

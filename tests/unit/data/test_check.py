@@ -45,6 +45,19 @@ def test_what_is_wrong_is_one_message(make_config, overrides, message):
         check_data(make_config(**overrides))
 
 
+def test_every_agent_name_of_the_rows_is_an_agent_loop(make_config, tmp_path):
+    names = ["tool_agent", "lost", None, "lost", "gone", None, None, None]
+    rows = rows_of(make_config())[:8]
+    rows = [{**row, "agent_name": name} for row, name in zip(rows, names, strict=True)]
+    path = tmp_path / "train.parquet"
+    write_rows(path, rows)
+    with pytest.raises(ConfigError) as caught:
+        check_data(make_config(data__train_files=str(path), trainer__total_epochs=2))
+    first, second = str(caught.value).splitlines()
+    assert "train.parquet row 1: unknown agent loop 'lost'; known: " in first
+    assert "train.parquet row 4: unknown agent loop 'gone'" in second
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

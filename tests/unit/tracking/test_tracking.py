@@ -36,6 +36,17 @@ def test_batch_metrics_are_those_of_the_tags():
     assert metrics["perf/total_num_tokens"] == 24.0  # 7 + 8 + 9
 
 
+def test_parts_of_the_reward_and_turns_are_averaged():
+    rows = batch([1.0, 0.0])
+    for turns, tag in zip((2, 6), rows.tags, strict=True):
+        tag["num_turns"] = turns
+        tag["reward_extra"] |= {"brief": -float(turns), "note": "x"}
+    metrics = batch_metrics(rows)
+    assert metrics["reward/brief/mean"] == pytest.approx(-4.0)
+    assert (metrics["num_turns/mean"], metrics["num_turns/max"]) == (4.0, 6.0)
+    assert not any("note" in name for name in metrics)
+
+
 def test_a_row_without_reward_is_named_and_never_counted_as_zero():
     with pytest.raises(DataError, match=r"rows without a reward: u_1_0 \(1 in all\)"):
         batch_metrics(batch([1.0, None]))
