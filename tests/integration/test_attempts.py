@@ -9,6 +9,7 @@ import signal
 import time
 
 import pytest
+from prefect.states import Paused, Suspended
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -74,9 +75,7 @@ def test_a_run_goes_on_whatever_is_done_to_it_and_ends_with_the_same_weights(sit
     flow_run = started(site)
     # Pause acts between two steps, and the run goes on in the same attempt.
     until_step(site, 1)
-    state(
-        site, flow_run, "client.set_flow_run_state({id}, Paused(timeout_seconds=900), force=True)"
-    )
+    site.set_state(flow_run, Paused(timeout_seconds=900))
     time.sleep(5)
     at = steps_done(site)
     time.sleep(8)
@@ -85,11 +84,7 @@ def test_a_run_goes_on_whatever_is_done_to_it_and_ends_with_the_same_weights(sit
     until_step(site, at + 2)
 
     # Suspend leaves the process after a step; on Resume a worker starts the flow run again.
-    state(
-        site,
-        flow_run,
-        "client.set_flow_run_state({id}, Suspended(timeout_seconds=900), force=True)",
-    )
+    site.set_state(flow_run, Suspended(timeout_seconds=900))
     until_attempt(site, 1, "suspended")
     site.resume(flow_run)
     site.until("attempt 2 has not begun", lambda: len(record(site)["attempts"]) == 2)
