@@ -127,4 +127,4 @@ def test_the_time_limit_ends_a_run_at_a_steps_boundary_with_all_that_belongs_to_
     assert (folder / "global_step_1" / "trainer.json").is_file()
     assert (folder / "model" / "model.safetensors").is_file()
     assert (folder / "generations" / "step-0001.jsonl").is_file()
-    assert site.flow_runs("train")[-1]["state"] == "Completed"
+    site.until_state("train", "Completed")
