@@ -24,12 +24,15 @@ COMMON = (
 )
 
 
+def places(project, folder):
+    """Where a run and Prefect's database lie: other tests read the project's own one whole."""
+    return f"trainer.runs_root={project.root / 'async'}", f"trainer.default_local_dir={folder}"
+
+
 def train(project, name, *overrides):
     """Run `rollflow train grpo-tiny` to its end; return the run folder."""
     folder = project.root / name
-    code, text = project.run(
-        "train", "grpo-tiny", *COMMON, f"trainer.default_local_dir={folder}", *overrides
-    )
+    code, text = project.run("train", "grpo-tiny", *COMMON, *places(project, folder), *overrides)
     assert code == 0, text[-6000:]
     return folder
 
@@ -75,7 +78,7 @@ PIPELINE = (
 def resumed(project):
     """A run with a pipeline that is killed after step 3 and goes on from checkpoint 2."""
     folder = project.root / "colocate-1"
-    arguments = (*COMMON, *PIPELINE, f"trainer.default_local_dir={folder}")
+    arguments = (*COMMON, *PIPELINE, *places(project, folder))
     process = project.start("train", "grpo-tiny", *arguments)
     family = project.until(process, "step    3/5")
     os.kill(process.pid, signal.SIGKILL)
