@@ -2,9 +2,10 @@
 
 verl's words: a group dispatched at step d and trained at step s spans s - d + 1 steps; the
 threshold k allows a span of k, that is, a staleness of k - 1. With basis `tokens` the span is
-counted from the oldest token's weight version instead: trainer's version - token's version + 1.
+counted from the oldest token's weight version instead: weight updates since then, + 1.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class SamplePolicy:
     basis: Basis = "dispatch"
     trainer_version: int | None = None
     """The trainer's weight version now; needed with basis `tokens`."""
+    skipped_versions: tuple[int, ...] = ()
+    """Version numbers that no state of the trainer has had, ascending: of a dead attempt."""
     prompts_per_step: int = 0
     """Prompts that all inner steps of a step take; 0: one batch."""
     prompts_left_in_step: int = 0
@@ -51,8 +54,21 @@ class SamplePolicy:
         """Return how many steps, or weight versions, a group spans if it is trained now."""
         if self.basis == "tokens" and self.trainer_version is not None:
             oldest = prompt.min_version
-            return 1 if oldest is None else self.trainer_version - oldest + 1
+            if oldest is None:
+                return 1
+            return num_updates(oldest, self.trainer_version, self.skipped_versions) + 1
         return global_step - prompt.global_step + 1
+
+
+def num_updates(older: int, newer: int, skipped: Sequence[int] = ()) -> int:
+    """Return how many weight updates lie between two versions.
+
+    Args:
+        older: Version number.
+        newer: Version number.
+        skipped: Numbers that name no state of this line, ascending.
+    """
+    return newer - older - (bisect_right(skipped, newer) - bisect_right(skipped, older))
 
 
 def judge(

@@ -253,7 +253,9 @@ class PPOTrainer:
     def _steps_left(self, step: int) -> int | None:
         return None if self.total_steps is None else self.total_steps - step + 1
 
-    def _policy(self, trainer_version: int | None = None) -> SamplePolicy:
+    def _policy(
+        self, trainer_version: int | None = None, skipped_versions: tuple[int, ...] = ()
+    ) -> SamplePolicy:
         key = self._key()
         return sample_policy(
             self.config,
@@ -261,6 +263,7 @@ class PPOTrainer:
             inner_steps=self.inner_steps,
             inner_step=key.inner_step,
             trainer_version=trainer_version,
+            skipped_versions=skipped_versions,
         )
 
     def _fed_position(self) -> int:
@@ -270,16 +273,17 @@ class PPOTrainer:
     def _sample_batch(self) -> tuple[BatchRef, Metrics]:
         """Wait for the inner step's batch and lease it; asking again returns the same one."""
         batch_size = self.config.data.train_batch_size // self.inner_steps
-        version = self.training.state()["weight_version"]
+        training = self.training.state()
+        versions = training["weight_version"], tuple(training["skipped_versions"])
         buffer = self.replay_buffer
-        buffer.policy = self._policy(version)
+        buffer.policy = self._policy(*versions)
         buffer.load_state_dict(self.state.get("replay_buffer", {}))
         batch, metrics = buffer.draw(
             self._key(), "train", batch_size, deadline_s=self.deadline_s, refill_fn=self._refill
         )
         self.state["replay_buffer"] = buffer.state_dict()
         self.state["train_position"] = self._fed_position()
-        metrics = {**metrics, **off_policy_metrics(batch, version)}
+        metrics = {**metrics, **off_policy_metrics(batch, *versions)}
         ref = BatchRef(
             run_id=self.run_id,
             global_step=batch.global_step,

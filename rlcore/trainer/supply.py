@@ -31,6 +31,7 @@ def sample_policy(
     inner_steps: int,
     inner_step: int = 0,
     trainer_version: int | None = None,
+    skipped_versions: tuple[int, ...] = (),
 ) -> SamplePolicy:
     """Return how the batch of an inner step is chosen.
 
@@ -40,6 +41,7 @@ def sample_policy(
         inner_steps: Of a step.
         inner_step: The one that samples, from 0.
         trainer_version: The trainer's weight version, for staleness by tokens.
+        skipped_versions: Version numbers of dead attempts, which name none of its weights.
     """
     sampler, filtering = config.trainer.v1.sampler, config.algorithm.filter_groups
     per_step = config.data.train_batch_size
@@ -50,6 +52,7 @@ def sample_policy(
         strategy=sampler.max_off_policy_strategy,
         basis=sampler.staleness_basis,
         trainer_version=trainer_version,
+        skipped_versions=skipped_versions,
         prompts_per_step=per_step,
         prompts_left_in_step=per_step // inner_steps * (inner_steps - 1 - inner_step),
         filter_metric=metric,

@@ -174,7 +174,11 @@ class TrainingWorker:
             CheckpointError: it cannot be written.
         """
         self._fence.admit(key)
-        counters = {**self.progress.state_dict(), "weight_version": self.versions.current()}
+        counters = {
+            **self.progress.state_dict(),
+            "weight_version": self.versions.current(),
+            "skipped_versions": self.versions.skipped,
+        }
         write_checkpoint(Path(folder), self.policy.model, self.updater.optimizer, counters)
 
     def load_checkpoint(self, key: CallKey, folder: str | Path) -> None:
@@ -186,7 +190,7 @@ class TrainingWorker:
         """
         self._fence.admit(key)
         counters = read_checkpoint(Path(folder), self.policy.model, self.updater.optimizer)
-        self.versions.restore(counters.pop("weight_version"))
+        self.versions.restore(counters.pop("weight_version"), counters.pop("skipped_versions", ()))
         self.progress.load_state_dict(counters)
 
     def export_hf(self, key: CallKey, folder: str | Path) -> None:
@@ -205,7 +209,8 @@ class TrainingWorker:
             "applied": self.progress.last_finished,
             "inner_steps": self.progress.num_inner_steps,
             "nonfinite_steps": self.progress.num_nonfinite,
-            "weight_version": self.versions.newest,
+            "weight_version": self.versions.present,
+            "skipped_versions": self.versions.skipped,
             "packing": self.policy.packing,
             "num_threads": torch.get_num_threads(),
         }

@@ -113,11 +113,8 @@ def test_checkpoint_2_holds_the_pipeline(resumed):
 def test_responses_span_versions_within_the_bound(resumed):
     metrics = read_metrics(resumed / "metrics.jsonl")
     prefix = "training/off_policy/trajectory_"
-    # Threshold 2: a token is at most one version old. A version number is never used for other
-    # weights, so the second attempt leaves out the one that the first gave to its own step 3: in
-    # step 4 tokens of checkpoint 2 meet weights that are one step, but two numbers, newer.
-    bounds = {1: 0, 2: 1, 3: 1, 4: 2, 5: 1}
-    worst = {step: metrics[step][f"{prefix}staleness_worst/max"] for step in bounds}
-    assert all(0 <= worst[step] <= bound for step, bound in bounds.items()), worst
-    assert all(metrics[step][f"{prefix}spans/max"] == 2 for step in (2, 5))
+    # Threshold 2: a token is at most one update old, also where the second attempt leaves out the
+    # version number that the first gave to its own step 3.
+    assert all(0 <= m[f"{prefix}staleness_worst/max"] <= 1 for s, m in metrics.items() if s > 0)
+    assert max(m[f"{prefix}spans/max"] for s, m in metrics.items() if s > 0) == 2
     assert max(m["response_length/max"] for s, m in metrics.items() if s > 0) <= 48

@@ -1,10 +1,12 @@
 """verl's scenarios for its replay buffer and for reissue, on the ledger (see its state machine)."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlcore.buffer.ledger import Ledger
 from rlcore.buffer.ledger_state import MAX_ROW_FAILURES
-from rlcore.buffer.policy import SamplePolicy, num_admitted
+from rlcore.buffer.policy import SamplePolicy, num_admitted, num_updates
 from rlcore.buffer.prompt_queue import PromptQueue
 from rlcore.errors import DataError, RolloutError
 from rlcore.testing.ledger import good_session, prompt_spec, sessions_of
@@ -131,6 +133,32 @@ def test_tokens_are_the_other_basis(ledger):
     assert ledger.counts(TRAIN)["stale"] == 1
     feed(ledger, ["d"], step=6)
     assert uids_of(ledger.sample(key(6), TRAIN, 2, policy)) == ["b", "c"]
+
+
+def test_numbers_of_a_dead_attempt_do_not_make_tokens_older(ledger):
+    # Version 2 was saved; 3 and 4 were the dead attempt's; this one went on with 5 and 6.
+    policy = SamplePolicy(
+        max_off_policy_threshold=2, basis="tokens", trainer_version=6, skipped_versions=(3, 4),
+        keeps_supply=True,
+    )  # fmt: skip
+    feed(ledger, ["a", "b"], step=1)
+    settle(ledger, ["a"], version=2)
+    settle(ledger, ["b"], version=5)
+    # Two updates lie between 2 and 6: "a" spans 3.
+    assert ledger.sample(key(3), TRAIN, 2, policy) is None
+    assert ledger.counts(TRAIN)["stale"] == 1
+    just_resumed = replace(policy, trainer_version=5)
+    feed(ledger, ["c"], step=3)
+    settle(ledger, ["c"], version=2)
+    assert uids_of(ledger.sample(key(3), TRAIN, 2, just_resumed)) == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "skipped", "updates"),
+    [(2, 6, (), 4), (2, 6, (3, 4), 2), (5, 6, (3, 4), 1), (2, 2, (3, 4), 0), (2, 6, (1, 7), 4)],
+)
+def test_updates_between_two_versions(older, newer, skipped, updates):
+    assert num_updates(older, newer, skipped) == updates
 
 
 def test_pace_admits_what_can_still_be_fresh():

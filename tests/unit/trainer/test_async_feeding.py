@@ -24,7 +24,7 @@ class Training:
     calls: list = field(default_factory=list)
 
     def state(self):
-        return {"weight_version": self.version}
+        return {"weight_version": self.version, "skipped_versions": []}
 
 
 class Engine:
