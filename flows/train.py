@@ -14,8 +14,9 @@ from prefect.states import Cancelled, Crashed
 
 from flows.rollout_producer import rollout_producer, rollout_producers
 from flows.train_step import end_run, save_run, start_run, train_step
+from tasks.active_run import ActiveRun
 from tasks.attempts import keep_earlier_pages, this_flow_run, was_cancelled
-from tasks.lifecycle import ActiveRun, open_run
+from tasks.lifecycle import open_run
 from tasks.parameters import PartialConfig, as_tree
 from tasks.retry import is_transient
 

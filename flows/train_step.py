@@ -17,7 +17,7 @@ from rlcore.trainer.phases import (
     VALIDATE,
     active_batch_phases,
 )
-from tasks.lifecycle import ActiveRun, active_run
+from tasks.active_run import ActiveRun, active_run
 
 
 @flow(name="train_step", retries=0, persist_result=False, validate_parameters=False)

@@ -1,5 +1,6 @@
 """verl's attributes of a replay buffer, as read-only views of the ledger."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ class _PerPartition(Mapping[str, Any]):
         return 2
 
 
-class PartitionViews:
+class PartitionViews(ABC):
     """Mixin of ReplayBuffer: what was fetched stays the same until the next synchronisation.
 
     verl's attributes are sets without order; these are tuples, oldest prompt first. They cannot be
@@ -43,9 +44,9 @@ class PartitionViews:
     ledger: Any
     _views: dict[str, dict[str, Any]] | None = None
 
+    @abstractmethod
     def full_partition(self, partition_id: str) -> str:
         """Return the partition's name with the run's prefix."""
-        raise NotImplementedError
 
     @property
     def partitions(self) -> Mapping[str, Mapping[str, dict[str, Any]]]:

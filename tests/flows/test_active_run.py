@@ -7,7 +7,7 @@ import pytest
 
 from rlcore.testing.tiny_run import tiny_config
 from rlcore.trainer.run_folder import RunFolder
-from tasks.lifecycle import ActiveRun
+from tasks.active_run import ActiveRun
 
 ROWS = 64
 
