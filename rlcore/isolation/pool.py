@@ -257,10 +257,16 @@ async def _exchange(process: Process, message: object) -> Reply:
 
 
 async def _kill(process: Process) -> None:
+    """End the process; who is cancelled meanwhile goes on when it is gone."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-    await process.wait()
+    ending = asyncio.create_task(process.wait())
+    try:
+        await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        await ending
+        raise
 
 
 def _ending(code: int | None) -> str:

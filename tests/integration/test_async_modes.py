@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from rlcore.tracking.curves import read_metrics
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.async_modes]
 
 STEPS = 3
 COMMON = (

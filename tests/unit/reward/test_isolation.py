@@ -8,8 +8,10 @@ import psutil
 import pytest
 
 from rlcore.errors import ConfigError, DataError, RewardError, RewardTimeoutError
+from rlcore.isolation.messages import Setup
+from rlcore.isolation.pool import IsolatedProcess, Limits
 from rlcore.reward.function import Reward
-from rlcore.reward.loop import RewardLoopManager
+from rlcore.reward.loop import SCORER, RewardLoopManager
 
 FAULTS = """
 import ctypes, os, re, sys, time
@@ -142,6 +144,31 @@ def test_a_function_that_cannot_be_loaded_is_told_at_the_start(make_config, make
     config = make_config("def compute_score(text): return 1.0")
     with pytest.raises(ConfigError, match="compute_score must take"):
         score_all(config, [make_task()])
+
+
+def test_who_is_cancelled_while_a_process_ends_waits_for_its_end(make_config):
+    """Else the loop may close first, and the process is never reaped."""
+    limits = Limits(
+        timeout_s=10.0,
+        start_s=60.0,
+        what="the reward function",
+        timeout_key="reward.timeout",
+        error=RewardError,
+        timeout_error=RewardTimeoutError,
+    )
+    setup = Setup(factory=SCORER, config=make_config(FAULTS), max_memory_mb=256)
+
+    async def run():
+        process = await IsolatedProcess.start(setup, limits)
+        killing = asyncio.create_task(process.kill())
+        await asyncio.sleep(0)
+        killing.cancel()
+        outcome = await asyncio.gather(killing, return_exceptions=True)
+        return outcome, process.was_killed
+
+    [error], was_killed = asyncio.run(run())
+    assert isinstance(error, asyncio.CancelledError)
+    assert was_killed
 
 
 def test_a_process_that_dies_between_tasks_is_replaced(make_config, make_task):
