@@ -57,6 +57,7 @@ async def rollout_producers(run: ActiveRun, *, kill_s: float = KILL_S) -> AsyncI
         yield
     except asyncio.CancelledError:
         run.drain_s = HURRIED_DRAIN_S
+        run.cluster.begin_end()
         if not ended or body is None:
             raise
         body.uncancel()

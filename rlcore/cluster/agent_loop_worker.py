@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 
 from rlcore.agent_loop.rows import Row
 from rlcore.agent_loop.worker import AgentLoopWorker, WorkerStatus
-from rlcore.cluster.calls import await_reply, wait_for_reply
+from rlcore.cluster.calls import await_reply, kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import load_tokenizer
@@ -249,7 +249,7 @@ class AgentLoopWorkerHandle:
 
     def kill(self) -> None:
         """Kill the process; one that is dead already is fine."""
-        ray.kill(self._actor, no_restart=True)
+        kill_actor(self._actor)
 
     async def _call(self, method: str, *args: Any, deadline_s: float) -> Any:
         what = f"{self.worker_id}.{method}"

@@ -6,13 +6,13 @@ concurrency groups of their own: a control call is never queued behind thousands
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.calls import await_reply, wait_for_reply
+from rlcore.cluster.calls import await_reply, kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.config import RunConfig
 from rlcore.rollout.engine import ENGINES, Engine, EngineSpec
@@ -238,7 +238,7 @@ class ReplicaClient:
 
     def kill(self) -> None:
         """End the replica's process."""
-        ray.kill(self.handle)
+        kill_actor(self.handle)
 
     def _get(self, reply: Any, what: str, deadline_s: float | None = None) -> Any:
         deadline_s = self._control_deadline_s if deadline_s is None else deadline_s
@@ -280,9 +280,22 @@ def start_replica(
 
 
 def start_replicas(
-    config: RunConfig, *, run_id: str, attempt: int, log_address: LogAddress | None = None
+    config: RunConfig,
+    *,
+    run_id: str,
+    attempt: int,
+    log_address: LogAddress | None = None,
+    on_created: Callable[[str, ReplicaClient], None] | None = None,
 ) -> dict[str, ReplicaClient]:
     """Start the replicas of a run side by side and wait until all are ready.
+
+    Args:
+        config: Of the run.
+        run_id: Whose calls they admit.
+        attempt: Fencing token.
+        log_address: Where their log records go.
+        on_created: Gets name and replica before its model is loaded, to be able to end it
+            meanwhile.
 
     Raises:
         ConfigError: the engine cannot run the model.
@@ -290,20 +303,21 @@ def start_replicas(
         ActorUnavailableError: one died while it started.
     """
     spec = EngineSpec.from_config(config)
-    names = [f"replica-{i}" for i in range(config.actor_rollout_ref.rollout.num_replicas)]
-    replicas = {
-        name: start_replica(
-            spec,
-            run_id=run_id,
-            attempt=attempt,
-            name=name,
-            deadlines=ServerDeadlines.from_config(config),
-            user_modules=config.trainer.user_modules,
-            log_address=log_address,
-        )
-        for name in names
-    }
+    replicas: dict[str, ReplicaClient] = {}
     try:
+        for i in range(config.actor_rollout_ref.rollout.num_replicas):
+            name = f"replica-{i}"
+            replicas[name] = start_replica(
+                spec,
+                run_id=run_id,
+                attempt=attempt,
+                name=name,
+                deadlines=ServerDeadlines.from_config(config),
+                user_modules=config.trainer.user_modules,
+                log_address=log_address,
+            )
+            if on_created is not None:
+                on_created(name, replicas[name])
         for replica in replicas.values():
             replica.wait_ready(config.deadlines.start)
     except BaseException:

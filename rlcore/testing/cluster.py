@@ -133,6 +133,10 @@ class FakeCluster:
         self._scripts = list(workers)
         self._num_workers = 0
 
+    def begin_end(self) -> None:
+        """Hear that the run was cancelled."""
+        self.calls.add("begin_end")
+
     def new_agent_loop_worker(self, index: int) -> FakeWorker:
         """Make the next worker; its id is `w<number>`."""
         del index

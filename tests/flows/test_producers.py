@@ -63,7 +63,8 @@ def test_a_producer_that_fails_cancels_the_body_and_its_own_error_is_raised(make
         train(make_run(cluster), body)
     assert cancelled
     assert time.monotonic() - began < 15
-    assert cluster.calls.names == ["ready w1", "kill w1"]
+    # The worker of the failed producer is dead before the body hears of it.
+    assert cluster.calls.names == ["ready w1", "kill w1", "begin_end"]
 
 
 def test_a_worker_that_cannot_start_ends_a_run_whose_body_has_not_begun(make_run):
@@ -88,7 +89,7 @@ def test_a_cancelled_run_lets_sessions_end_for_a_moment_only(make_run):
     with pytest.raises(asyncio.CancelledError):
         train(make_run(cluster), body)
     assert cluster.calls.names == [
-        "ready w1", f"stop w1 within {HURRIED_DRAIN_S:g}", "kill w1"
+        "ready w1", "begin_end", f"stop w1 within {HURRIED_DRAIN_S:g}", "kill w1"
     ]  # fmt: skip
 
 
