@@ -4,7 +4,6 @@ The actor is a thin shell round `rlcore.rollout.server.LLMServer`. Generation an
 concurrency groups of their own: a control call is never queued behind thousands of requests.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.calls import await_reply, kill_actor, wait_for_reply
+from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.cluster.ray_replica import RayReplica
 from rlcore.config import RunConfig
 from rlcore.rollout.engine import ENGINES, Engine, EngineSpec
 from rlcore.rollout.server import LLMServer, ServerDeadlines
@@ -139,7 +139,7 @@ class LLMServerActor:
         await self._server.close()
 
 
-class ReplicaClient:
+class ReplicaClient(RayReplica):
     """Facade over a replica's Ray handle; picklable.
 
     `generate` and `partial` are coroutines; control calls block, with a deadline. Errors arrive as
@@ -160,34 +160,10 @@ class ReplicaClient:
         deadlines: ServerDeadlines,
     ) -> None:
         """Wrap `handle`; calls may take REPLY_S more than the replica's own deadlines."""
-        self.handle = handle
-        self.name = name
+        super().__init__(handle, name)
         self._control_deadline_s = deadlines.control_s + REPLY_S
         self._load_deadline_s = deadlines.load_s + REPLY_S
         self._drain_deadline_s = deadlines.control_s + deadlines.request_s + REPLY_S
-
-    async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
-    ) -> TokenOutput:
-        """Sample a response; cancelling the caller ends the request in the replica too.
-
-        Raises:
-            ActorUnavailableError: the replica died.
-            RLCoreError: as LLMServer.generate.
-        """
-        reply = self.handle.generate.remote(request_id, prompt_ids, sampling_params)
-        try:
-            return await await_reply(reply, what=f"{self.name}.generate", deadline_s=None)
-        except asyncio.CancelledError:
-            ray.cancel(reply)
-            raise
-
-    async def partial(self, request_id: str) -> TokenOutput | None:
-        """Return what a request has sampled so far; None for an unknown one."""
-        reply = self.handle.partial.remote(request_id)
-        return await await_reply(
-            reply, what=f"{self.name}.partial", deadline_s=self._control_deadline_s
-        )
 
     def abort(self, key: CallKey) -> int:
         """End what runs and close the gate; return how many requests were ended."""

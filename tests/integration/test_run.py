@@ -44,11 +44,18 @@ class Story:
     text: str
 
 
+def is_agent_loop_worker(process):
+    try:
+        return any("AgentLoopWorkerActor" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(scope="module")
 def story(project):
     process = project.start("train", "grpo-tiny", f"trainer.total_training_steps={STEPS}", "seed=3")
     family = project.until(process, f"step    1/{STEPS}")
-    (worker,) = (p for p in family if any("AgentLoopWorkerActor" in part for part in p.cmdline()))
+    (worker,) = (process for process in family if is_agent_loop_worker(process))
     worker.kill()
     family = project.until(process, f"step    3/{STEPS}")
     os.kill(process.pid, signal.SIGKILL)
