@@ -23,7 +23,8 @@ MAX_BACKOFF_S = 1.0
 FLUSH_TOKENS = 32
 """What a request loses at most or so when its replica dies."""
 FLUSH_INTERVAL_S = 5.0
-MIN_FLUSH_S = 0.1
+MIN_FLUSH_S = 0.5
+"""However fast an engine is: thousands of requests that ask one replica cost it time, too."""
 PACE_WEIGHT = 0.2
 """Of the newest request in the mean pace of requests."""
 
