@@ -217,7 +217,7 @@ class Cluster:
         self._at_end("executors", self.executors.close)
         await _all_done(self._begin(self.executors.start, "executors"))
         warm_ups = [asyncio.ensure_future(self._warm_up_executor()) for _ in range(NUM_EXECUTORS)]
-        self._starting |= dict.fromkeys(warm_ups, "the warm-up of an executor")
+        self._starting.update((job, "the warm-up of an executor") for job in warm_ups)
         await _all_done(
             self._begin(self._start_buffer, "ledger and queue"),
             self._begin(self._start_training, "trainer"),
