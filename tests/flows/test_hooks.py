@@ -46,25 +46,35 @@ def test_a_daemon_threads_errors_and_results_reach_its_future():
         in_daemon_thread(divmod, 7, 0, name="x").result(5)
 
 
-HANGS = """
-import asyncio, pathlib, sys, time
-from types import SimpleNamespace
-from rlcore.testing.tiny_run import tiny_config
-from rlcore.trainer.base import PPOTrainer, register_trainer
-from rlcore.trainer.run_folder import RunFolder
-from tasks.active_run import ActiveRun
+MODE = """
+import time
+
+from rlcore.trainer.base import register_trainer
+from rlcore.trainer.sync import PPOTrainerSync
+
 
 @register_trainer("hangs")
-class Hangs(PPOTrainer):
+class Hangs(PPOTrainerSync):
     def on_step_begin(self):
         time.sleep(3600)
+"""
+
+ATTEMPT = """
+import asyncio, pathlib, sys
+from types import SimpleNamespace
+from rlcore.testing.tiny_run import tiny_config
+from rlcore.trainer.run_folder import RunFolder
+from rlcore.user_code import load_user_modules
+from tasks.active_run import ActiveRun
 
 root = pathlib.Path(sys.argv[1])
 config = tiny_config(root, {
     "trainer.logger": ["file"],
+    "trainer.user_modules": [str(root / "hangs.py")],
     "trainer.v1.trainer_mode": "hangs",
     "deadlines.update_weights": 0.1,
 })
+load_user_modules(config.trainer.user_modules)
 pool = SimpleNamespace(pool_id="none", set_stray_sink=lambda sink: None)
 cluster = SimpleNamespace(
     executors=pool, ledger=None, training=None, checkpoint_manager=None, replicas={}
@@ -77,8 +87,9 @@ asyncio.run(run.hook("on_step_begin"))
 
 
 def test_a_hook_that_hangs_ends_the_process_with_an_error_that_names_it(tmp_path):
+    (tmp_path / "hangs.py").write_text(MODE)
     done = subprocess.run(
-        [sys.executable, "-c", HANGS, str(tmp_path)],
+        [sys.executable, "-c", ATTEMPT, str(tmp_path)],
         env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "begins" in done.stdout, done.stderr[-3000:]

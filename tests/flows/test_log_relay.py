@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from uuid import uuid4
 
 import pytest
 from prefect import task
@@ -47,7 +48,7 @@ def kept(name):
 
 
 def opened(relay):
-    run = TaskRun(task_key="phase", dynamic_key="0")
+    run = TaskRun(task_key="phase", dynamic_key="0", flow_run_id=uuid4())
     _, close = relay.open(run, phase)
     return str(run.id), close
 
