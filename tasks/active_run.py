@@ -14,7 +14,7 @@ from prefect.task_runners import TaskRunner
 
 from rlcore.cluster.start import Cluster
 from rlcore.config import RunConfig
-from rlcore.daemon_thread import in_daemon_thread
+from rlcore.daemon_thread import DaemonThread
 from rlcore.errors import DeadlineExceededError
 from rlcore.tracking.curves import draw_curves, read_metrics
 from rlcore.trainer.base import PPOTrainer, TrainerResources
@@ -101,6 +101,7 @@ class ActiveRun:
             },
         )
         self._producers_ready = [asyncio.Event() for _ in range(self.num_producers)]
+        self._hooks = DaemonThread("hooks")
         self.between_steps = BetweenSteps(
             flow_run_id=this_flow_run().flow_run_id,
             outage_s=config.trainer.prefect_outage_s,
@@ -131,14 +132,13 @@ class ActiveRun:
         return self.key(phase, self._inner_step)
 
     async def hook(self, name: str) -> None:
-        """Run one of the trainer's hooks in a thread of its own, and wait for its end.
+        """Run one of the trainer's hooks in the hooks' thread, and wait for its end.
 
         Raises:
-            DeadlineExceededError: it hangs; its thread does not keep the process alive.
+            DeadlineExceededError: it hangs; the thread does not keep the process alive.
         """
         began = time.monotonic()
-        hook = in_daemon_thread(getattr(self.trainer, name), name=f"hook {name}")
-        waiting = asyncio.wrap_future(hook)
+        waiting = asyncio.wrap_future(self._hooks.submit(getattr(self.trainer, name)))
         # Its phases' deadlines and retries lie within; this one is for a hook that hangs itself.
         deadline_s = HOOK_FACTOR * self.deadlines.for_phase("update_weights")
         try:
@@ -255,9 +255,10 @@ class ActiveRun:
         await self.reporter.step(step, self._metrics)
 
     def close(self) -> None:
-        """Take the progress bar away, close trackers; say that it is over."""
+        """Take the progress bar away, close trackers and the hooks' thread; say that it is over."""
         self.reporter.event("run.ended", step=self.trainer.global_steps)
         self.reporter.end()
+        self._hooks.close()
 
     async def wait_producers_ready(self) -> None:
         """Wait until every producer's worker claims prompts.

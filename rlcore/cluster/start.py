@@ -28,7 +28,7 @@ from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_qu
 from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig
-from rlcore.daemon_thread import in_daemon_thread
+from rlcore.daemon_thread import DaemonThread, in_daemon_thread
 from rlcore.errors import ConfigError, TransientError
 from rlcore.trainer.run_folder import RunFolder
 from rlcore.types import CallKey
@@ -199,6 +199,7 @@ class Cluster:
         self._collaborators: dict[str, Any] = {}
         self._starting: dict[asyncio.Future[Any], str] = {}
         self._ends = Ends(budget_s=END_S, last_s=RAY_END_S)
+        self._ray = DaemonThread("ray")  # with its end those of Ray's processes would come
 
     async def start(self) -> None:
         """Start everything, side by side; what has started is ended if something fails.
@@ -207,7 +208,8 @@ class Cluster:
             ConfigError: the Ray cluster is too small or belongs to another run.
             DeadlineExceededError: an actor is not ready within `deadlines.start`; names it.
         """
-        await _all_done(self._begin(self._connect, "Ray"))
+        self._starting[connected := asyncio.wrap_future(self._ray.submit(self._connect))] = "Ray"
+        await _all_done(connected)
         self.executors = ExecutorPool(
             NUM_EXECUTORS,
             user_modules=self.config.python_files,
@@ -334,6 +336,7 @@ class Cluster:
         then is ended, and what it makes later ends itself.
         """
         await self._ends.run(self._starting)
+        self._ray.close()
 
     def new_agent_loop_worker(self, index: int) -> AgentLoopWorkerHandle:
         """Create the worker of producer `index`; the supervisor waits for it and ends it."""

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from rlcore.daemon_thread import in_daemon_thread
+from rlcore.daemon_thread import DaemonThread, in_daemon_thread
 from rlcore.errors import DeadlineExceededError, PhaseTimeoutError
 
 NAME = ContextVar("name", default="")
@@ -44,6 +44,18 @@ def test_a_daemon_threads_errors_and_results_reach_its_future():
     assert in_daemon_thread(divmod, 7, 2, name="x").result(5) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         in_daemon_thread(divmod, 7, 0, name="x").result(5)
+
+
+def test_a_thread_that_lives_runs_its_calls_one_after_the_other_until_it_is_closed():
+    thread = DaemonThread("x")
+    first, second = (thread.submit(threading.current_thread) for _ in range(2))
+    assert first.result(5) is second.result(5)
+    failed = thread.submit(divmod, 7, 0)
+    assert isinstance(failed.exception(5), ZeroDivisionError)
+    assert first.result().is_alive()
+    thread.close()
+    first.result().join(5)
+    assert not first.result().is_alive()
 
 
 MODE = """
