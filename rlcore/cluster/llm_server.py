@@ -15,7 +15,7 @@ from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.ray_replica import RayReplica
 from rlcore.config import RunConfig
-from rlcore.rollout.engine import ENGINES, Engine, EngineSpec
+from rlcore.rollout.engine import Engine, EngineSpec, build_engine
 from rlcore.rollout.server import LLMServer, ServerDeadlines
 from rlcore.types import CallKey, TokenOutput, WeightMeta
 from rlcore.user_code import load_user_modules
@@ -55,7 +55,7 @@ class LLMServerActor:
         def make_engine() -> Engine:
             # Here, not above: what a constructor raises reaches the driver as a dead actor only.
             load_user_modules(user_modules)
-            return ENGINES.get(spec.name)(spec)
+            return build_engine(spec)
 
         self._server = LLMServer(
             make_engine, run_id=run_id, attempt=attempt, name=name, deadlines=deadlines

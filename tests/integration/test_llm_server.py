@@ -13,6 +13,7 @@ from rlcore.errors import ActorUnavailableError, ConfigError, FencedError, Weigh
 from rlcore.rollout.engine import EngineSpec
 from rlcore.testing.tiny_model import build_tiny_model
 from rlcore.types import CallKey
+from rlcore.user_code import load_user_modules
 
 pytestmark = pytest.mark.integration
 
@@ -151,6 +152,7 @@ def test_a_replica_whose_engine_broke_lives_and_says_why(ray_session, tmp_path):
         name="breaks", model_path="", dtype="float32", max_num_seqs=16, max_model_len=64,
         num_threads=1,
     )  # fmt: skip
+    load_user_modules([str(path)])  # as the driver of a run has
     client = start_replica(spec, run_id="r", attempt=1, name="broken", user_modules=[str(path)])
     try:
         client.wait_ready(120)
