@@ -24,6 +24,11 @@ def validation_scores(path: Path, *, up_to_step: int) -> dict[str, float]:
     }
 
 
+def lacks_step(path: Path, step: int) -> bool:
+    """Say whether metrics are written to `path`, but none of `step`."""
+    return path.is_file() and step not in read_metrics(path)
+
+
 def draw_curves(metrics_path: Path, folder: Path) -> list[Path]:
     """Write reward.png and accuracy.png to `folder`; return their paths."""
     import matplotlib

@@ -6,7 +6,7 @@ import pytest
 
 from rlcore.errors import DataError
 from rlcore.tracking.batch_metrics import batch_metrics
-from rlcore.tracking.curves import draw_curves, read_metrics, validation_scores
+from rlcore.tracking.curves import draw_curves, lacks_step, read_metrics, validation_scores
 from rlcore.tracking.tracker import TRACKERS, Tracking
 from rlcore.types import SampledBatch
 
@@ -73,6 +73,9 @@ def test_validation_scores_are_read_back_up_to_a_step(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert validation_scores(path, up_to_step=3) == {"0": 0.1}
     assert validation_scores(path, up_to_step=4) == {"0": 0.1, "4": 0.4}
+    assert lacks_step(path, 3)
+    assert not lacks_step(path, 1)
+    assert not lacks_step(tmp_path / "no-such-tracker", 3)
 
 
 def test_a_tracker_that_breaks_is_switched_off_and_the_others_go_on(tmp_path, caplog):
