@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from flows.command_line import (
+from flows.command.check import check, check_env, doctor, schema
+from flows.command.command_line import (
     EXIT_CODES,
     FromVerl,
     MaybePreset,
@@ -27,16 +28,15 @@ from flows.command_line import (
     tell_summary,
     told_clearly,
 )
-from flows.commands_check import check, check_env, doctor, schema
-from flows.commands_deploy import deploy, serve
-from flows.commands_runs import export, rollback, runs, stop
-from flows.environment import (
+from flows.command.deploy import deploy, serve
+from flows.command.environment import (
     LOOPBACK,
     prefect_api_url,
     prefect_home,
     prepare_prefect_environment,
     ui_environment,
 )
+from flows.command.runs import export, rollback, runs, stop
 from rlcore.errors import (
     ConfigError,
 )
@@ -56,7 +56,7 @@ def train(
 ) -> None:
     """Train: check everything, then run. Prints where the results are."""
     with told_clearly():
-        from flows.requests import read_request
+        from flows.command.run_request import read_request
 
         request = read_request(preset, overrides, from_verl)
         config = request.resolved()

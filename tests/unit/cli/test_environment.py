@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from flows.environment import prefect_home, ui_environment
+from flows.command.environment import prefect_home, ui_environment
 
 
 def prepared(tmp_path, *, first="", **environment):
@@ -13,7 +13,7 @@ def prepared(tmp_path, *, first="", **environment):
     code = (
         f"{first}\n"
         "import json, os\n"
-        "from flows.environment import prepare_prefect_environment\n"
+        "from flows.command.environment import prepare_prefect_environment\n"
         "answer = prepare_prefect_environment('runs')\n"
         "found = {k: v for k, v in os.environ.items() if k.startswith('PREFECT_')}\n"
         "print(json.dumps([answer, found]))\n"

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from flows.environment import LOOPBACK, prefect_home, ui_environment
+from flows.command.environment import LOOPBACK, prefect_home, ui_environment
 from rlcore.errors import DeadlineExceededError
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _wait_until_it_answers(url: str, server: "subprocess.Popen[bytes]") -> None:
 def watch(pid: int) -> "subprocess.Popen[bytes]":
     """End process `pid` when this process is gone; return the process that sees to it."""
     watcher = subprocess.Popen(
-        [sys.executable, "-m", "flows.embedded_server", str(pid)],
+        [sys.executable, "-m", "flows.command.embedded_server", str(pid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

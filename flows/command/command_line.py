@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.embedded_server import start_embedded_server
-from flows.environment import prefect_api_url
+from flows.command.embedded_server import start_embedded_server
+from flows.command.environment import prefect_api_url
 from rlcore.errors import (
     CheckpointError,
     ConfigError,
