@@ -288,9 +288,8 @@ class ActiveRun:
         await self.reporter.step(step, self._metrics)
 
     def close(self) -> None:
-        """Take the progress bar away, close trackers and the hooks' thread; say that it is over."""
+        """Close the hooks' thread; say that it is over."""
         self.reporter.event("run.ended", step=self.trainer.global_steps)
-        self.reporter.end()
         self._hooks.shutdown(wait=False, cancel_futures=True)
 
     async def wait_producers_ready(self) -> None:

@@ -1,5 +1,6 @@
 """Pages, saves and the time limit of an attempt; no Ray, and no step is made."""
 
+import asyncio
 import time
 from types import SimpleNamespace
 
@@ -38,7 +39,7 @@ def make(tmp_path):
 
     yield make
     for run in made:
-        run.reporter.end()
+        asyncio.run(run.reporter.__aexit__(None))
 
 
 def pages_of(run, step_s=None):

@@ -13,9 +13,23 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 CANCEL_S = 25
 """Prefect's worker kills a cancelled run after 30 s; ours has to have freed everything by then."""
 
+TRACKER = """
+import time
+from rlcore.tracking.tracker import TRACKERS
+
+@TRACKERS.register("hangs")
+class Hangs:
+    def __init__(self, folder):
+        time.sleep(3600)  # as one does whose server does not answer
+"""
+
 
 def test_ctrl_c_frees_everything_in_time_and_the_run_can_be_evaluated_after_a_resume(project):
-    process = project.start("train", "grpo-tiny", "trainer.runs_root=cancelled")
+    (project.root / "hangs.py").write_text(TRACKER)
+    process = project.start(
+        "train", "grpo-tiny", "trainer.runs_root=cancelled", "trainer.user_modules=[hangs.py]",
+        "trainer.logger=[console,file,hangs]",
+    )  # fmt: skip
     family = project.until(process, "step    2/4")
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -33,7 +47,9 @@ def test_ctrl_c_frees_everything_in_time_and_the_run_can_be_evaluated_after_a_re
     )
     assert [state for (state,) in states] == ["Cancelled"]
 
-    code, text = project.run("resume", run.name, "--runs-root", "cancelled")
+    code, text = project.run(
+        "resume", run.name, "--runs-root", "cancelled", "trainer.logger=[console,file]"
+    )
     assert code == 0, text[-4000:]
     accuracy = next(line for line in text.splitlines() if line.startswith("accuracy after"))
     code, text = project.run("evaluate", run.name, "grpo-tiny", "trainer.runs_root=cancelled")
