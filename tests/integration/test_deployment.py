@@ -14,16 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def site(make_site):
     site = make_site()
-    (site.home / ".ray").mkdir()
-    site.ray_port = site.free_port()
-    site.run("ray", "get-auth-token", "--generate")
-    site.env["RAY_AUTH_MODE"] = "token"
-    site.start(
-        "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
-        f"--port={site.ray_port}", "--num-cpus=16", "--include-dashboard=false",
-        "--disable-usage-stats", log="ray.log",
-    )  # fmt: skip
-    del site.env["RAY_AUTH_MODE"]  # the run finds out by itself
+    site.ray_address = site.start_ray(num_cpus=16)
     return site
 
 
@@ -32,7 +23,7 @@ def test_a_deployment_run_completes_on_a_cluster_with_a_token(site):
     site.start_worker("rollflow-train")
     config = {
         "trainer": {"total_training_steps": 2},
-        "ray": {"address": f"127.0.0.1:{site.ray_port}"},
+        "ray": {"address": site.ray_address},
     }
     site.run(
         "prefect", "deployment", "run", "train/grpo-smollm2",
