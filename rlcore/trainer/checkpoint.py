@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import CheckpointError
-from rlcore.trainer.run_folder import RunFolder, write_atomically
+from rlcore.trainer.run_folder import RunFolder, fsync, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class CheckpointStore:
         if final.exists():
             final.rename(self._hidden(global_step, ".replaced-" + secrets.token_hex(4)))
         staged.rename(final)
-        _fsync(self.folder.path)
+        fsync(self.folder.path)
         checkpoint = self._point_to(global_step, attempt)
         # The training worker does one thing at a time: it has left what earlier tries began.
         self._delete_left_overs(lambda _: True)
@@ -252,13 +252,5 @@ def _delete(path: Path) -> None:
 def _fsync_tree(root: Path) -> None:
     for directory, _, files in os.walk(root):
         for name in files:
-            _fsync(Path(directory) / name)
-        _fsync(Path(directory))
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            fsync(Path(directory) / name)
+        fsync(Path(directory))
