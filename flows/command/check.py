@@ -102,7 +102,7 @@ def _check_as_json(
     preset: str | None, overrides: list[str] | None, from_verl: str | None, *, with_data: bool
 ) -> None:
     """Print what `check` finds; whatever is wrong is in `problems`, in the same words."""
-    from flows.requests import read_request
+    from flows.command.run_request import read_request
     from rlcore.config import report
 
     told: dict[str, Any] = {"ok": False, "source": from_verl or preset, "problems": []}
