@@ -91,7 +91,7 @@ async def open_run(
         token = ACTIVE_RUN.set(run)
         stack.callback(ACTIVE_RUN.reset, token)
         stack.callback(run.close)
-        stack.push_async_exit(run.reporter)
+        stack.push_async_exit(run.reporter.end)
         await run.reporter.begin(run.trainer.global_steps)
         with _noted(folder, attempt):
             yield run

@@ -49,7 +49,7 @@ SHOWN = {
 
 
 class Reporter:
-    """Reports the steps of one attempt; leaving it as a context manager ends it.
+    """Reports the steps of one attempt.
 
     Args:
         run_id: Names the run in every report.
@@ -156,10 +156,14 @@ class Reporter:
             payload=payload,
         )
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Take the bar away and close the trackers; briefly if the run ended by an error."""
+    async def end(self, error: type[BaseException] | None, *_: object) -> None:
+        """Take the bar away and close the trackers; briefly if an error ends the run.
+
+        Args:
+            error: As an exit stack passes it.
+        """
         self._progress.stop()
-        await self._tracking.finish(FINISH_S if kind is None else CUT_SHORT_S)
+        await self._tracking.finish(FINISH_S if error is None else CUT_SHORT_S)
         self._tell_of_failed_trackers()
 
     def _line(self, step: int, metrics: dict[str, float]) -> None:

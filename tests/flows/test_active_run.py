@@ -39,7 +39,7 @@ def make(tmp_path):
 
     yield make
     for run in made:
-        asyncio.run(run.reporter.__aexit__(None))
+        asyncio.run(run.reporter.end(None))
 
 
 def pages_of(run, step_s=None):

@@ -47,8 +47,11 @@ class Ended:
         return json.loads((self.run / "run.json").read_text())["attempts"]
 
 
-def interrupted(project, process, beginning, *, times):
-    """Send Ctrl-C as often as said once a line is on the console; wait for the end."""
+def interrupted(project, process, beginning, *, times, gone_s=5):
+    """Send Ctrl-C as often as said once a line is on the console; wait for the end.
+
+    What belonged to the run may take `gone_s` seconds more to be gone.
+    """
     family = project.until(process, beginning)
     began = time.monotonic()
     for _ in range(times):
@@ -56,7 +59,7 @@ def interrupted(project, process, beginning, *, times):
         time.sleep(0.5)
     process.communicate(timeout=120)
     seconds = time.monotonic() - began
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=gone_s)
     (run,) = (path for path in (project.root / ROOT).iterdir() if path.name != ".prefect")
     left = [p.cmdline()[:3] for p in alive if p.is_running()]
     return Ended(run=run, code=process.returncode, seconds=seconds, left=left)
@@ -77,7 +80,7 @@ def killed(project, cancelled):
     process = project.start(
         "resume", cancelled.run.name, "--runs-root", ROOT, "trainer.logger=[console,file]"
     )
-    return interrupted(project, process, "step    3/4", times=2)
+    return interrupted(project, process, "step    3/4", times=2, gone_s=30)
 
 
 def test_ctrl_c_frees_everything_in_time_also_beside_a_tracker_that_hangs(project, cancelled):
