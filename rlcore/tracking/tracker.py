@@ -17,10 +17,15 @@ TRACKERS: Registry[Callable[[Path], Tracker]] = Registry("tracker")
 
 @TRACKERS.register("file")
 class JsonLinesTracker:
-    """Appends {"step": N, name: value, ...} to metrics.jsonl in the run folder."""
+    """Appends {"step": N, name: value, ...} to metrics.jsonl in the run folder.
+
+    What a process was writing when it died is dropped.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        path = folder / "metrics.jsonl"
+        self._file = path.open("a", encoding="utf-8")
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Write one line and flush it."""
@@ -110,8 +115,9 @@ class Tracking:
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Have one step's metrics sent to every tracker that still works; returns at once."""
+        logged = dict(metrics)  # the step's own may change until a tracker has opened
         for thread in self._threads:
-            thread.call(lambda tracker: tracker.log(metrics, step))
+            thread.call(lambda tracker: tracker.log(logged, step))
 
     async def settle(self, deadline_s: float) -> None:
         """Wait until the trackers that are open have written what was logged.

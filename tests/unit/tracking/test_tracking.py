@@ -65,6 +65,16 @@ def test_metrics_lines_are_read_back_and_a_later_attempt_wins(tmp_path):
     assert list((tmp_path / "tensorboard").glob("events.*"))
 
 
+def test_a_line_that_was_being_written_when_its_process_died_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a"')
+    assert read_metrics(path) == {1: {"a": 1.0}}
+    tracking = Tracking(["file"], tmp_path)
+    tracking.log({"a": 2.0}, 2)
+    asyncio.run(tracking.finish(60))
+    assert read_metrics(path) == {1: {"a": 1.0}, 2: {"a": 2.0}}
+
+
 def test_validation_scores_are_read_back_up_to_a_step(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert validation_scores(path, up_to_step=9) == {}
