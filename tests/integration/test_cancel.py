@@ -95,7 +95,7 @@ def test_ctrl_c_frees_everything_in_time_also_beside_a_tracker_that_hangs(projec
     assert states.fetchone() == ("Cancelled",)
 
 
-def test_a_second_ctrl_c_ends_it_at_once_and_leaves_nothing_behind(killed):
+def test_a_second_ctrl_c_ends_it_in_time_too_and_leaves_nothing_behind(killed):
     assert killed.seconds < CANCEL_S
     assert killed.code == 130
     assert killed.left == []
