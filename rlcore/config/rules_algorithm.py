@@ -55,6 +55,7 @@ def estimator_and_loss_read_their_keys(config: RunConfig) -> Iterator[Problem]:
                     value=value,
                     reason=f"it has no effect with {key}={name}",
                     fix="leave it out",
+                    is_idle=True,
                     involves=(key,),
                 )
 
