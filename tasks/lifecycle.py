@@ -120,7 +120,11 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
         folder.end_attempt(attempt, "cancelled" if by_a_person else "terminated")
         raise
     except TerminationSignal:
-        folder.end_attempt(attempt, "terminated", "the process was asked to end (SIGTERM)")
+        who = this_flow_run()
+        if who.deployment_id is not None and await was_cancelled(who):
+            folder.end_attempt(attempt, "cancelled")
+        else:
+            folder.end_attempt(attempt, "terminated", "the process was asked to end (SIGTERM)")
         raise
     except Pause:
         folder.end_attempt(attempt, "suspended")
