@@ -1,5 +1,6 @@
 """An attempt without Ray: its cluster runs nothing, or is a fake."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -38,4 +39,4 @@ def make_run(tmp_path):
 
     yield make
     for run in made:
-        run.reporter.end()
+        asyncio.run(run.reporter.end(None))
