@@ -1,6 +1,5 @@
 """Pages, saves and the time limit of an attempt; no Ray, and no step is made."""
 
-import asyncio
 import time
 
 
@@ -57,10 +56,6 @@ def test_the_time_limit_makes_the_step_that_runs_the_last_one_saved_and_validate
     assert run.is_validation_due(1)
 
 
-<<<<<<< HEAD
-def test_a_time_limit_that_ends_with_the_run_changes_nothing(make_run):
-    run = make_run(total_training_steps=1, save_freq=-1, test_freq=-1, max_wall_s=0.01)
-=======
 def test_a_validation_that_the_attempt_before_did_not_report_comes_first(make_run):
     run = make_run(total_training_steps=5, test_freq=2)
     assert run.is_first_validation_due()
@@ -101,7 +96,6 @@ def test_a_report_that_is_missing_has_what_the_checkpoint_knows_of_its_step(make
 
 def test_a_time_limit_that_ends_with_the_run_changes_nothing(make_run):
     run = make_run(total_training_steps=1, save_freq=-1, test_freq=-1, max_wall_s=0.01)
->>>>>>> main
     time.sleep(0.02)
     assert pages_of(run) == [(1, 1)]
     assert not run.is_save_due(1)
