@@ -107,9 +107,12 @@ def end_groups(processes: "list[subprocess.Popen[bytes]]") -> None:
 
 
 def start_ray_head(
-    home: Path, environment: dict[str, str], *, num_cpus: int
+    home: Path, environment: dict[str, str], *, num_cpus: int, folder: Path
 ) -> "tuple[subprocess.Popen[bytes], str]":
-    """Start a Ray cluster whose token lies in `home`; return its process and its address."""
+    """Start a Ray cluster in `folder`, whose token lies in `home`; return process and address.
+
+    Its workers resolve relative paths against that folder.
+    """
     given = {**environment, "HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
     (home / ".ray").mkdir(exist_ok=True)
     subprocess.run(
@@ -122,7 +125,7 @@ def start_ray_head(
              f"--port={port}", f"--num-cpus={num_cpus}", "--include-dashboard=false",
              "--disable-usage-stats"],
             env={**given, "RAY_AUTH_MODE": "token"}, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            cwd=folder, start_new_session=True,
         )  # fmt: skip
     ends = time.monotonic() + 60
     while "Ray runtime started" not in log.read_text():
@@ -280,7 +283,7 @@ class Site:
 
     def start_ray(self, *, num_cpus: int) -> str:
         """Start a Ray cluster with a token, of which runs find out by themselves."""
-        process, address = start_ray_head(self.home, self.env, num_cpus=num_cpus)
+        process, address = start_ray_head(self.home, self.env, num_cpus=num_cpus, folder=self.root)
         self.processes.append(process)
         return address
 
@@ -294,7 +297,7 @@ def ray_head():
     started: list[subprocess.Popen[bytes]] = []
 
     def start(home: Path, environment: dict[str, str], *, num_cpus: int) -> str:
-        process, address = start_ray_head(home, environment, num_cpus=num_cpus)
+        process, address = start_ray_head(home, environment, num_cpus=num_cpus, folder=home)
         started.append(process)
         return address
 
