@@ -107,12 +107,9 @@ def end_groups(processes: "list[subprocess.Popen[bytes]]") -> None:
 
 
 def start_ray_head(
-    home: Path, environment: dict[str, str], *, num_cpus: int, folder: Path
+    home: Path, environment: dict[str, str], *, num_cpus: int
 ) -> "tuple[subprocess.Popen[bytes], str]":
-    """Start a Ray cluster in `folder`, whose token lies in `home`; return process and address.
-
-    Its workers resolve relative paths against that folder.
-    """
+    """Start a Ray cluster in `home`, where its token lies; return process and address."""
     given = {**environment, "HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
     (home / ".ray").mkdir(exist_ok=True)
     subprocess.run(
@@ -125,7 +122,7 @@ def start_ray_head(
              f"--port={port}", f"--num-cpus={num_cpus}", "--include-dashboard=false",
              "--disable-usage-stats"],
             env={**given, "RAY_AUTH_MODE": "token"}, stdout=file, stderr=subprocess.STDOUT,
-            cwd=folder, start_new_session=True,
+            cwd=home, start_new_session=True,
         )  # fmt: skip
     ends = time.monotonic() + 60
     while "Ray runtime started" not in log.read_text():
@@ -283,7 +280,7 @@ class Site:
 
     def start_ray(self, *, num_cpus: int) -> str:
         """Start a Ray cluster with a token, of which runs find out by themselves."""
-        process, address = start_ray_head(self.home, self.env, num_cpus=num_cpus, folder=self.root)
+        process, address = start_ray_head(self.home, self.env, num_cpus=num_cpus)
         self.processes.append(process)
         return address
 
@@ -297,7 +294,7 @@ def ray_head():
     started: list[subprocess.Popen[bytes]] = []
 
     def start(home: Path, environment: dict[str, str], *, num_cpus: int) -> str:
-        process, address = start_ray_head(home, environment, num_cpus=num_cpus, folder=home)
+        process, address = start_ray_head(home, environment, num_cpus=num_cpus)
         started.append(process)
         return address
 
