@@ -4,6 +4,9 @@ Rows are 1-D tensors of the columns in rlcore/schema.py, addressed by (partition
 package answers in silence is an error here: a missing key, an unknown or half-written column, mixed
 dtypes, lengths that differ, a dead controller. A client attaches on its first call and never closes
 the queue: the actors belong to the host (rlcore/cluster/queue_host.py).
+
+Rows lie in Ray actors (SimpleStorage) or in a Mooncake store, which takes no empty row: there each
+row travels with one entry before its own.
 """
 
 import asyncio
@@ -23,15 +26,19 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from tensordict import TensorDict
 
 from rlcore import schema
+from rlcore.config.queue import MooncakeStoreConfig
 from rlcore.errors import ActorUnavailableError, DataError, DeadlineExceededError
 
 T = TypeVar("T")
 
 CONTROLLER_NAME = "TransferQueueController"
 CONTROLLER_NAMESPACE = "transfer_queue"
+MOONCAKE = "MooncakeStore"
 MAX_NAMED_KEYS = 8
 """How many keys an error message names."""
 
+# Mooncake, where it is installed, reports every step of every client; read at its first use.
+os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
 # Warns on every transfer where a machine has fewer than 8 cores.
 logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)
 
@@ -44,10 +51,14 @@ def find_controller() -> ActorHandle | None:
         return None
 
 
-def start_transfer_queue(num_storage_units: int) -> None:
+def start_transfer_queue(num_storage_units: int, store: MooncakeStoreConfig | None = None) -> None:
     """Create controller and storage actors, owned by this process: they die with it.
 
     The caller bounds the wait: without free CPUs the package waits for its actors for ever.
+
+    Args:
+        num_storage_units: Processes of SimpleStorage.
+        store: A Mooncake store whose servers run, in place of SimpleStorage.
 
     Raises:
         ActorUnavailableError: another program already runs a TransferQueue on this cluster.
@@ -58,15 +69,27 @@ def start_transfer_queue(num_storage_units: int) -> None:
             "another program runs a TransferQueue on this Ray cluster; stop it, or use another "
             "cluster (its controller's name is fixed, so there can be one per cluster)"
         )
-    config: dict[str, Any] = {
-        # Without polling one starving fetch blocks every client for 5 s.
-        "controller": {"polling_mode": True},
-        "backend": {
-            "storage_backend": "SimpleStorage",
-            "SimpleStorage": {"num_data_storage_units": num_storage_units},
-        },
-    }
+    simple = {"num_data_storage_units": num_storage_units}
+    backend: dict[str, Any] = {"storage_backend": "SimpleStorage", "SimpleStorage": simple}
+    if store is not None:
+        backend = {"storage_backend": MOONCAKE, MOONCAKE: _client_settings(store)}
+    # Without polling one starving fetch blocks every client for 5 s.
+    config: dict[str, Any] = {"controller": {"polling_mode": True}, "backend": backend}
     tq.init(config)  # pyright: ignore[reportArgumentType] (merged as a plain mapping)
+
+
+def _client_settings(store: MooncakeStoreConfig) -> dict[str, Any]:
+    return {
+        "auto_init": False,  # true would end every mooncake_master of this machine
+        "metadata_server": store.metadata_server,
+        "master_server_address": store.master_server_address,
+        "local_hostname": store.local_hostname,
+        "protocol": store.protocol,
+        "device_name": store.device_name,
+        # Rows lie with the store's holder: a client's own memory dies with the client.
+        "global_segment_size": 0,
+        "local_buffer_size": store.local_buffer_size,
+    }
 
 
 class QueueClient:
@@ -86,6 +109,8 @@ class QueueClient:
         self._client: tq.TransferQueueClient | None = None
         self._controller_id = ""
         self._is_suspect = False
+        self._num_pads = 0
+        """Entries before each row's own in this queue's storage."""
 
     def put(
         self,
@@ -117,16 +142,13 @@ class QueueClient:
         _check_columns(keys, columns, f"put into {partition_id}")
         if tags is not None and len(tags) != len(keys):
             raise DataError(f"put into {partition_id}: {len(keys)} keys and {len(tags)} tags")
-        fields = TensorDict(
-            {name: _to_nested(rows) for name, rows in columns.items()}, batch_size=[len(keys)]
-        )
 
         async def write(client: tq.TransferQueueClient) -> int:
             meta = await client.async_kv_retrieve_meta(list(keys), partition_id, create=create)
             if meta.size == len(keys):
                 if tags is not None:
                     meta.update_custom_meta([dict(tag) for tag in tags])
-                await client.async_put(fields, meta)
+                await client.async_put(self._fields(columns, len(keys)), meta)
             return meta.size
 
         found = self._call(f"put {sorted(columns)} of {len(keys)} rows", partition_id, write)
@@ -167,7 +189,8 @@ class QueueClient:
                 f"{list(columns)}: {_named(lacking)}"
             )
         # Copies: what comes back are views of one receive buffer.
-        rows = {name: [row.clone() for row in data[name].unbind()] for name in columns}
+        pads = self._num_pads
+        rows = {name: [row[pads:].clone() for row in data[name].unbind()] for name in columns}
         _check_columns(keys, rows, f"get from {partition_id}")
         return rows
 
@@ -310,7 +333,19 @@ class QueueClient:
         )
         backend = config.backend.storage_backend
         client.initialize_storage_manager(manager_type=backend, config=config.backend[backend])
+        self._num_pads = 1 if backend == MOONCAKE else 0
         return client
+
+    def _fields(self, columns: Mapping[str, Sequence[torch.Tensor]], num_rows: int) -> TensorDict:
+        pads = self._num_pads
+        if pads:
+            columns = {
+                name: [torch.nn.functional.pad(row, (pads, 0)) for row in rows]
+                for name, rows in columns.items()
+            }
+        return TensorDict(
+            {name: _to_nested(rows) for name, rows in columns.items()}, batch_size=[num_rows]
+        )
 
     def _raise_missing(self, partition_id: str, keys: Sequence[str]) -> None:
         known = self.list(partition_id)

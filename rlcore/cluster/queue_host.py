@@ -18,8 +18,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError as ActorRestartingError
 from ray.exceptions import GetTimeoutError, RayActorError
 
+from rlcore.buffer.mooncake_store import MooncakeServers
 from rlcore.buffer.tenants import Tenant, Tenants
 from rlcore.cluster.calls import kill_actor, wait_for_reply
+from rlcore.config.queue import MooncakeStoreConfig
 from rlcore.errors import ConfigError, DataError, DeadlineExceededError, DeviceLockError
 from rlcore.types import CallKey
 
@@ -50,18 +52,26 @@ class QueueHostActor:
         self._queue = QueueClient(deadline_s)
         self._tenants = Tenants()
         self._witnesses: dict[str, ActorHandle | None] = {}
+        self._servers: MooncakeServers | None = None
         self._lock = threading.Lock()
         self._is_started = False
 
     @ray.method(concurrency_group="control")
-    def start(self, num_storage_units: int) -> None:
-        """Create the queue's actors; a repeat does nothing."""
+    def start(self, num_storage_units: int, store: MooncakeStoreConfig | None) -> None:
+        """Create the queue's actors, and a Mooncake store's servers; a repeat does nothing."""
         from rlcore.buffer.transfer_queue import start_transfer_queue
 
         with self._lock:
-            if not self._is_started:
-                start_transfer_queue(num_storage_units)
-                self._is_started = True
+            if self._is_started:
+                return
+            if store is not None:
+                self._servers = MooncakeServers(store)
+                master, metadata = self._servers.start()
+                store = store.model_copy(
+                    update={"master_server_address": master, "metadata_server": metadata}
+                )
+            start_transfer_queue(num_storage_units, store)
+            self._is_started = True
 
     @ray.method(concurrency_group="control")
     def acquire(self, run_id: str, attempt: int, shared: bool, witness: ActorHandle | None) -> None:
@@ -90,8 +100,10 @@ class QueueHostActor:
         with self._lock:
             remaining = self._tenants.release(run_id, attempt)
             self._witnesses.pop(run_id, None)
-        if remaining:
-            self._clear_run(run_id)
+            if remaining:
+                self._clear_run(run_id)
+            elif self._servers is not None:
+                self._servers.stop()
         return remaining
 
     @ray.method(concurrency_group="control")
@@ -123,6 +135,8 @@ class QueueHostActor:
             DeadlineExceededError, ActorUnavailableError: the queue.
         """
         self._tenants.admit(caller, partition_id)
+        if self._servers is not None:
+            self._servers.check()
         columns = _to_columns(keys, rows)
         self._queue.put(partition_id, keys, columns, tags=tags, create=True)
 
@@ -192,6 +206,7 @@ def start_queue_host(
     shared: bool = False,
     witness: ActorHandle | None = None,
     num_storage_units: int = 1,
+    store: MooncakeStoreConfig | None = None,
     deadline_s: float = 60.0,
     start_s: float = 120.0,
 ) -> QueueHostClient:
@@ -203,11 +218,13 @@ def start_queue_host(
         shared: Whether the run shares the queue with others that do.
         witness: An actor that dies with this run's driver, e.g. its ledger.
         num_storage_units: Processes that hold rows; for a new host only.
+        store: A Mooncake store that holds them instead; for a new host only.
         deadline_s: For each call to the host and to the queue.
         start_s: For the start.
 
     Raises:
-        ConfigError: the cluster has too few free CPUs for the queue's actors.
+        ConfigError: the cluster has too few free CPUs for the queue's actors, or the Mooncake
+            store cannot be set up.
         DeviceLockError: another run uses the queue; names it.
         FencedError: a higher attempt of this run has been seen.
         ActorUnavailableError: the host died, or a TransferQueue of another program is there.
@@ -217,14 +234,16 @@ def start_queue_host(
     is_new = handle is None
     if handle is None:
         _wait_until_controller_is_gone(run_id, start_s)
-        _check_cpus(num_storage_units)
+        _check_cpus(num_storage_units if store is None else 0)
         actor_class: Any = QueueHostActor
         handle = actor_class.options(
             name=HOST_NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True
         ).remote(deadline_s)
     try:
         wait_for_reply(
-            handle.start.remote(num_storage_units), what="queue host.start", deadline_s=start_s
+            handle.start.remote(num_storage_units, store),
+            what="queue host.start",
+            deadline_s=start_s,
         )
     except BaseException:
         if is_new:

@@ -29,6 +29,7 @@ from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_qu
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.cluster.worker_environment import worker_environment
 from rlcore.config import RunConfig
+from rlcore.config.queue_size import queue_capacity
 from rlcore.daemon_thread import DaemonThread, in_daemon_thread
 from rlcore.errors import ConfigError, TransientError
 from rlcore.trainer.run_folder import RunFolder
@@ -280,6 +281,8 @@ class Cluster:
 
     def _start_buffer(self) -> None:
         run_id, deadlines = self.folder.run_id, self.config.deadlines
+        backend = self.config.transfer_queue.backend
+        in_mooncake = backend.storage_backend == "MooncakeStore"
         journal = self.folder.path / "journal" / f"attempt-{self.attempt}.jsonl"
         journal.parent.mkdir(exist_ok=True)
         self.ledger = start_ledger(
@@ -288,7 +291,7 @@ class Cluster:
             self.attempt,
             deadline_s=deadlines.queue,
             max_failure_ratio=self.config.reward.max_failure_ratio,
-            capacity=self.config.transfer_queue.backend.SimpleStorage.total_storage_size,
+            capacity=queue_capacity(self.config),
         )
         self._at_end("ledger", kill_actor, self.ledger.handle)
         self.queue_host = start_queue_host(
@@ -296,6 +299,7 @@ class Cluster:
             self.attempt,
             witness=self.ledger.handle,
             num_storage_units=NUM_STORAGE_UNITS,
+            store=backend.MooncakeStore if in_mooncake else None,
             deadline_s=deadlines.queue,
             start_s=deadlines.start,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlcore.config.problems import show
+from rlcore.config.queue import MooncakeStoreConfig
 from rlcore.config.run import RunConfig
 from rlcore.config.tree import Tree, get, leaves
 
@@ -18,6 +19,8 @@ _REWARD: Final = "reward."
 _OVERLONG: Final = "reward.reward_kwargs."
 _VAL: Final = "actor_rollout_ref.rollout.val_kwargs."
 _SAMPLER: Final = "trainer.v1.sampler."
+_QUEUE: Final = "transfer_queue.backend."
+_STORE: Final = f"{_QUEUE}MooncakeStore."
 _BUILT_IN_MANAGERS: Final = frozenset({"naive", "dapo", "rate_limited", "limited"})
 
 
@@ -35,6 +38,40 @@ def _when(is_idle: Callable[[RunConfig], bool], setting: str) -> Callable[[RunCo
 
 
 IDLE: tuple[Idle, ...] = (
+    Idle(
+        keys=(f"{_QUEUE}SimpleStorage.total_storage_size",),
+        because=_when(
+            lambda c: c.transfer_queue.backend.storage_backend == "MooncakeStore",
+            f"{_QUEUE}storage_backend=MooncakeStore",
+        ),
+    ),
+    Idle(
+        keys=tuple(f"{_STORE}{name}" for name in MooncakeStoreConfig.model_fields),
+        because=_when(
+            lambda c: c.transfer_queue.backend.storage_backend != "MooncakeStore",
+            f"{_QUEUE}storage_backend=SimpleStorage",
+        ),
+    ),
+    Idle(
+        keys=(f"{_STORE}metadata_server",),
+        because=_when(
+            lambda c: (
+                c.transfer_queue.backend.storage_backend == "MooncakeStore"
+                and c.transfer_queue.backend.MooncakeStore.auto_init
+            ),
+            f"{_STORE}auto_init=true",
+        ),
+    ),
+    Idle(
+        keys=(f"{_STORE}device_name",),
+        because=_when(
+            lambda c: (
+                c.transfer_queue.backend.storage_backend == "MooncakeStore"
+                and c.transfer_queue.backend.MooncakeStore.protocol == "tcp"
+            ),
+            f"{_STORE}protocol=tcp",
+        ),
+    ),
     Idle(
         keys=(f"{_ACTOR}ppo_micro_batch_size_per_gpu",),
         because=_when(lambda c: c.actor_rollout_ref.actor.use_dynamic_bsz, "use_dynamic_bsz=true"),

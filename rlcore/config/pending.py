@@ -62,9 +62,7 @@ GEN_BATCH: Final = Hint(reason="a step's prompts are fed together, later ones on
 LENDING: Final = NotYet(reason="idle training devices are not lent to generation")
 REFILL: Final = NotYet(reason="failed groups are dropped and replaced in every mode")
 QUEUE_ALWAYS: Final = Hint(reason="rows always travel through TransferQueue")
-STORAGE: Final = NotYet(reason="other storage back ends are not there yet")
 STORAGE_SIZE: Final = Hint(reason="the storage grows with the run")
-STORAGE_UNUSED: Final = Hint(reason="it sizes a storage that is not in use")
 PROMETHEUS: Final = NotYet(reason="Prometheus metrics are not there yet")
 
 # --- issue "vLLM, and weight updates"

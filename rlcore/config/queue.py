@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlcore.config.base import Bytes, Count, Port, Processes, Section
-from rlcore.config.pending import PROMETHEUS, QUEUE_ALWAYS, STORAGE, STORAGE_SIZE, STORAGE_UNUSED
+from rlcore.config.pending import PROMETHEUS, QUEUE_ALWAYS, STORAGE_SIZE
 
 
 class SimpleStorageConfig(Section):
@@ -19,20 +19,20 @@ class SimpleStorageConfig(Section):
 
 
 class MooncakeStoreConfig(Section):
-    """Rows in a Mooncake store."""
+    """Rows in a Mooncake store, which one process per queue holds."""
 
     auto_init: bool = False
-    """Start its servers."""
+    """Start a master for this run, on `master_server_address`; false: there is one."""
     metadata_server: str = "localhost:50123"
-    """Address of its metadata server."""
+    """Address of its metadata server, or P2PHANDSHAKE; a master of our own needs none."""
     master_server_address: str = "localhost:50124"
-    """Address of its master."""
+    """Host and port of its master; with `auto_init` port 0 takes a free one."""
     local_hostname: str = "localhost"
-    """Name of this host for the others."""
+    """Name of this host for the store's other processes."""
     protocol: Literal["tcp", "rdma"] = "tcp"
     """How bytes travel."""
     global_segment_size: Bytes = Field(default=4 * 1024**3, ge=1)
-    """Memory that each process gives to the store."""
+    """Memory for the rows of the whole queue (verl: of each process)."""
     local_buffer_size: Bytes = Field(default=1024**3, ge=1)
     """Memory for transfers of each process."""
     device_name: str = ""
@@ -42,13 +42,11 @@ class MooncakeStoreConfig(Section):
 class QueueBackendConfig(Section):
     """Where rows lie."""
 
-    storage_backend: Annotated[Literal["SimpleStorage", "MooncakeStore"], STORAGE] = "SimpleStorage"
-    """`SimpleStorage`: memory of Ray actors."""
+    storage_backend: Literal["SimpleStorage", "MooncakeStore"] = "SimpleStorage"
+    """`SimpleStorage`: memory of Ray actors. `MooncakeStore`: a Mooncake store."""
     SimpleStorage: SimpleStorageConfig = Field(default_factory=SimpleStorageConfig)
     """Its size."""
-    MooncakeStore: Annotated[MooncakeStoreConfig, STORAGE_UNUSED] = Field(
-        default_factory=MooncakeStoreConfig
-    )
+    MooncakeStore: MooncakeStoreConfig = Field(default_factory=MooncakeStoreConfig)
     """Its size and servers."""
 
 

@@ -8,13 +8,12 @@ from pydantic_core import to_jsonable_python
 from rlcore.config.memory import memory_parts, micro_batch_tokens
 from rlcore.config.model_shape import read_model_shape
 from rlcore.config.problems import show
+from rlcore.config.queue_size import queue_capacity, row_bytes
 from rlcore.config.rules_async import num_warmup_batches, rows_in_flight
 from rlcore.config.rules_devices import pools
 from rlcore.config.run import RunConfig
 from rlcore.config.tree import Tree, get, honoured_fields
-from rlcore.schema import COLUMNS
 
-_BYTES = {"int64": 8, "float32": 4}
 _MIB = 1024**2
 
 
@@ -115,10 +114,10 @@ def _staleness(config: RunConfig) -> dict[str, Any]:
 
 def _buffer(config: RunConfig) -> dict[str, Any]:
     rows = rows_in_flight(config)
-    capacity = config.transfer_queue.backend.SimpleStorage.total_storage_size
+    capacity = queue_capacity(config)
     return {
         "training_rows_at_most": rows,
-        "bytes_at_most": rows * _row_bytes(config),
+        "bytes_at_most": rows * row_bytes(config),
         "capacity_rows": "no limit" if capacity is None else capacity,
     }
 
@@ -134,11 +133,6 @@ def _micro_batches(config: RunConfig) -> str:
 
 def _every(steps: int) -> str:
     return "never" if steps < 1 else "every step" if steps == 1 else f"every {steps} steps"
-
-
-def _row_bytes(config: RunConfig) -> int:
-    lengths = {"S": config.data.max_prompt_length, "T": config.data.max_response_length}
-    return sum(_BYTES[column.dtype] * lengths[column.length] for column in COLUMNS.values())
 
 
 def as_text(config: RunConfig, notices: list[str], source: str, *, show_all: bool = False) -> str:

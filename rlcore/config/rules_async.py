@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlcore.config.problems import Problem
+from rlcore.config.queue_size import queue_capacity, row_bytes
 from rlcore.config.run import RunConfig
 from rlcore.config.tree import default_of
 
@@ -13,6 +14,7 @@ _MODE: Final = "trainer.v1.trainer_mode"
 _SEPARATE: Final = "trainer.v1.separate_async."
 _SAMPLER: Final = "trainer.v1.sampler."
 _STORAGE: Final = "transfer_queue.backend.SimpleStorage.total_storage_size"
+_SEGMENT: Final = "transfer_queue.backend.MooncakeStore.global_segment_size"
 _ROLLOUT: Final = "actor_rollout_ref.rollout."
 _MINI: Final = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
@@ -129,24 +131,25 @@ def rows_in_flight(config: RunConfig) -> int:
 
 def storage_holds_what_is_in_flight(config: RunConfig) -> Iterator[Problem]:
     """The queue's capacity holds the warm-up and a step."""
-    size, rows = (
-        config.transfer_queue.backend.SimpleStorage.total_storage_size,
-        rows_in_flight(config),
+    backend = config.transfer_queue.backend
+    rows, capacity = rows_in_flight(config), queue_capacity(config)
+    if capacity is None or capacity >= rows:
+        return
+    batches = rows // config.num_trajectories
+    reason = (
+        f"{batches} batches (a step, the warm-up, what dynamic sampling adds) x "
+        f"data.train_batch_size {config.data.train_batch_size} x rollout.n "
+        f"{config.actor_rollout_ref.rollout.n} = {rows} trajectories wait at the same time "
+        f"({_MODE}={config.trainer.v1.trainer_mode})"
     )
-    if size is not None and size < rows:
-        batches = rows // config.num_trajectories
-        yield Problem(
-            path=_STORAGE,
-            value=size,
-            reason=(
-                f"{batches} batches (a step, the warm-up, what dynamic sampling adds) x "
-                f"data.train_batch_size {config.data.train_batch_size} x rollout.n "
-                f"{config.actor_rollout_ref.rollout.n} = {rows} trajectories wait at the same time "
-                f"({_MODE}={config.trainer.v1.trainer_mode})"
-            ),
-            fix=f"set it to {rows} or more, or null",
-            involves=("data.train_batch_size", f"{_ROLLOUT}n", _MODE),
-        )
+    path, value, fix = _STORAGE, capacity, f"set it to {rows} or more, or null"
+    if backend.storage_backend == "MooncakeStore":
+        path, value = _SEGMENT, backend.MooncakeStore.global_segment_size
+        needed = math.ceil(value / max(capacity, 1) * rows)
+        reason = f"{reason}; it holds {capacity} of up to {row_bytes(config)} bytes each"
+        fix = f"set it to {needed} or more"
+    involves = ("data.train_batch_size", f"{_ROLLOUT}n", _MODE)
+    yield Problem(path=path, value=value, reason=reason, fix=fix, involves=involves)
 
 
 def custom_sampler_is_a_class_in_a_file(config: RunConfig) -> Iterator[Problem]:

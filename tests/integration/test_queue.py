@@ -12,10 +12,11 @@ import ray
 import torch
 
 from rlcore.buffer.replay_buffer import ReplayBuffer
-from rlcore.buffer.transfer_queue import QueueClient, find_controller
+from rlcore.buffer.transfer_queue import QueueClient, attached_queue, find_controller
 from rlcore.cluster import queue_host
 from rlcore.cluster.ledger import start_ledger
 from rlcore.cluster.queue_host import start_queue_host, stop_queue_host
+from rlcore.config.queue import MooncakeStoreConfig
 from rlcore.errors import (
     ActorUnavailableError,
     ConfigError,
@@ -32,12 +33,24 @@ pytestmark = pytest.mark.integration
 TRAIN = "run-1/train"
 
 
-@pytest.fixture(scope="module")
-def host(ray_session):
-    client = start_queue_host("run-1", 1)
+MIB = 1024**2
+STORE = MooncakeStoreConfig(
+    auto_init=True,
+    master_server_address="127.0.0.1:0",
+    local_hostname="127.0.0.1",
+    global_segment_size=64 * MIB,
+    local_buffer_size=16 * MIB,
+)
+
+
+@pytest.fixture(scope="module", params=["SimpleStorage", "MooncakeStore"])
+def host(ray_session, request):
+    store = STORE if request.param == "MooncakeStore" else None
+    client = start_queue_host("run-1", 1, store=store)
     yield client
     stop_queue_host("run-1", 1)
     assert find_controller() is None
+    attached_queue.cache_clear()  # the next queue is another one, as for another process
 
 
 @pytest.fixture

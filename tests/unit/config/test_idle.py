@@ -9,6 +9,8 @@ from rlcore.config.tree import all_fields, put
 A = "actor_rollout_ref."
 V1 = "trainer.v1."
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
+QUEUE = "transfer_queue.backend."
+IN_MOONCAKE = f"{QUEUE}storage_backend=MooncakeStore"
 # Per row of IDLE: a key with a value, and the overrides that give it an effect.
 SWITCHES = {
     f"{A}actor.ppo_micro_batch_size_per_gpu=4": [f"{A}actor.use_dynamic_bsz=false"],
@@ -34,8 +36,21 @@ SWITCHES = {
         f"{A}rollout.val_kwargs.temperature=1",
     ],
     "ray.num_cpus=2": [],
+    f"{QUEUE}SimpleStorage.total_storage_size=5000": [],
+    f"{QUEUE}MooncakeStore.protocol=rdma": [IN_MOONCAKE],
+    f"{QUEUE}MooncakeStore.metadata_server=localhost:1": [IN_MOONCAKE],
+    f"{QUEUE}MooncakeStore.device_name=mlx5_0": [
+        IN_MOONCAKE,
+        f"{QUEUE}MooncakeStore.protocol=rdma",
+    ],
 }
 OFF = {
+    f"{QUEUE}SimpleStorage.total_storage_size=5000": [IN_MOONCAKE],
+    f"{QUEUE}MooncakeStore.metadata_server=localhost:1": [
+        IN_MOONCAKE,
+        f"{QUEUE}MooncakeStore.auto_init=true",
+    ],
+    f"{QUEUE}MooncakeStore.device_name=mlx5_0": [IN_MOONCAKE],
     f"{A}actor.ppo_max_token_len_per_gpu=999": [
         f"{A}actor.use_dynamic_bsz=false",
         f"{A}actor.ppo_micro_batch_size_per_gpu=4",

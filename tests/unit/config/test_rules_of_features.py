@@ -145,6 +145,13 @@ def problems(rule, values, **more):
             "= 32 trajectories",
         ),
         (
+            storage_holds_what_is_in_flight,
+            {"transfer_queue.backend.storage_backend": "MooncakeStore",
+             "transfer_queue.backend.MooncakeStore.global_segment_size": 40000},
+            "transfer_queue.backend.MooncakeStore.global_segment_size",
+            "(trainer.v1.trainer_mode=sync); it holds 15 of up to",
+        ),
+        (
             mini_batch_is_shared_out_evenly,
             {"trainer.n_gpus_per_node": 3},
             "trainer.n_gpus_per_node",
