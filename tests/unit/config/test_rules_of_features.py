@@ -149,7 +149,7 @@ def problems(rule, values, **more):
             {"transfer_queue.backend.storage_backend": "MooncakeStore",
              "transfer_queue.backend.MooncakeStore.global_segment_size": 40000},
             "transfer_queue.backend.MooncakeStore.global_segment_size",
-            "(trainer.v1.trainer_mode=sync); it holds 15 of up to",
+            "(trainer.v1.trainer_mode=sync); it holds 13 of up to",
         ),
         (
             mini_batch_is_shared_out_evenly,
