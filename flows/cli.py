@@ -36,7 +36,7 @@ from flows.command.environment import (
     prefect_home,
     ui_environment,
 )
-from flows.command.runs import export, rollback, runs, stop
+from flows.command.runs import export, rollback, runs, stop, timeline
 from rlcore.errors import ConfigError
 
 app = typer.Typer(
@@ -219,7 +219,7 @@ def _is_free(port: int) -> bool:
 for command in (check, doctor):
     app.command(epilog=EXIT_CODES)(told_clearly()(command))
 app.command("check-env")(told_clearly()(check_env))
-for command in (schema, deploy, serve, runs, export, stop, rollback):
+for command in (schema, deploy, serve, runs, timeline, export, stop, rollback):
     app.command()(told_clearly()(command))
 
 

@@ -34,6 +34,27 @@ def runs(
         typer.echo(line)
 
 
+def timeline(
+    runs: Annotated[
+        list[str], typer.Argument(help="Runs, drawn below each other.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="PNG to write.")] = Path("timeline.png"),
+    steps: Annotated[str, typer.Option(help="First and last step to draw.")] = "2-5",
+    runs_root: RunsRoot = "runs",
+) -> None:
+    """Draw what generated and what trained when."""
+    from rlcore.tracking.timeline import draw_timeline, read_timeline
+
+    first, _, last = steps.partition("-")
+    if not (first.isdigit() and (last or first).isdigit()):
+        raise CheckpointError(f"--steps {steps}: two numbers are asked for, as in 2-5")
+    folders = [_folder(run, runs_root) for run in runs]
+    draw_timeline(
+        [read_timeline(f, first=int(first), last=int(last or first)) for f in folders], out
+    )
+    typer.echo(f"timeline: {out}")
+
+
 def export(
     run: Run,
     out: Annotated[Path, typer.Option(help="Folder to write, which must not exist.")],

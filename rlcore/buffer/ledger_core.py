@@ -187,7 +187,8 @@ class LedgerCore:
         self._extend([prompt.uid for prompt in self._state.with_status("running")])
 
     def _record(self, event: Event) -> None:
-        self._state.apply(self._journal.append(event))
+        # The time of day is for readers of the journal; the state depends on the events alone.
+        self._state.apply(self._journal.append({**event, "at": round(time.time(), 3)}))
 
     def _admit(self, key: CallKey) -> None:
         if key.run_id == self.run_id:

@@ -13,6 +13,7 @@ def read_metrics(path: Path) -> dict[int, dict[str, float]]:
     whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
     for line in whole.splitlines():
         record = json.loads(line)
+        record.pop("at", None)
         by_step.setdefault(record.pop("step"), {}).update(record)
     return dict(sorted(by_step.items()))
 

@@ -17,9 +17,9 @@ TRACKERS: Registry[Callable[[Path], Tracker]] = Registry("tracker")
 
 @TRACKERS.register("file")
 class JsonLinesTracker:
-    """Appends {"step": N, name: value, ...} to metrics.jsonl in the run folder.
+    """Appends {"step": N, "at": T, name: value, ...} to metrics.jsonl in the run folder.
 
-    What a process was writing when it died is dropped.
+    T is the time of day in seconds since 1970. What a process was writing when it died is dropped.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,7 +29,7 @@ class JsonLinesTracker:
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Write one line and flush it."""
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.write(json.dumps({"step": step, "at": round(time.time(), 3), **metrics}) + "\n")
         self._file.flush()
 
     def finish(self) -> None:

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcore.tracking.curves import read_metrics
+from rlcore.tracking.timeline import read_timeline
 
 pytestmark = pytest.mark.integration
 
@@ -218,6 +219,19 @@ def test_the_console_says_where_everything_is(run, story):
     assert f"step    {STEPS}/{STEPS}" in text
     for expected in (str(run / "model"), "accuracy before", "accuracy after", "rollflow ui"):
         assert expected in text
+
+
+def test_what_the_run_leaves_draws_its_timeline(run, project):
+    timeline = read_timeline(run, first=3, last=4)
+    names = [span.name for span in timeline.phases if span.step == 3]
+    assert [name for name in names if name in PHASES] == PHASES
+    # In sync mode a step's prompts are generated while its batch is waited for.
+    (wait,) = [s for s in timeline.phases if s.name == "sample_batch" and s.step == 3]
+    of_step_3 = [span for span in timeline.prompts if span.step == 3]
+    assert of_step_3
+    assert all(wait.begin - 1 < span.end < wait.end + 1 for span in of_step_3)
+    code, text = project.run("timeline", run.name, "--steps", "3-4", "--out", str(run / "t.png"))
+    assert (code, (run / "t.png").read_bytes()[:4]) == (0, b"\x89PNG"), text
 
 
 def test_nothing_is_left_in_shared_memory(run):
