@@ -17,7 +17,7 @@ from prefect.task_runners import TaskRunner
 from rlcore.cluster.start import Cluster
 from rlcore.config import RunConfig
 from rlcore.errors import DeadlineExceededError
-from rlcore.tracking.curves import draw_curves, read_metrics
+from rlcore.tracking.curves import read_metrics
 from rlcore.trainer.base import PPOTrainer, TrainerResources
 from rlcore.trainer.checkpoint import CheckpointStore
 from rlcore.trainer.modes import get_trainer_cls
@@ -93,6 +93,7 @@ class ActiveRun:
         self.trainer.checkpoint_manager = self._manager
         self.reporter = Reporter(
             run_id=folder.run_id,
+            flow_run_id=this_flow_run().flow_run_id,
             folder=folder.path,
             total_steps=self.total_steps,
             trackers=list(config.trainer.logger),
@@ -166,7 +167,8 @@ class ActiveRun:
         self._metrics |= result.metrics
         self._metrics[f"timing_s/{phase.name}"] = seconds
         if phase.name == "save_checkpoint":
-            self.reporter.event("checkpoint.saved", step=self.trainer.global_steps)
+            step = self.trainer.global_steps
+            await self.reporter.checkpoint(step, CheckpointStore(self.folder).at(step).path)
         return result.batch or batch
 
     def pages(self) -> Iterator[tuple[int, int]]:
@@ -293,8 +295,7 @@ class ActiveRun:
             summary["model"] = str(path / "model")
         metrics_file = path / "metrics.jsonl"
         if metrics_file.exists():
-            curves = await asyncio.to_thread(draw_curves, metrics_file, path / "curves")
-            summary["curves"] = [str(curve) for curve in curves]
+            summary["curves"] = [str(curve) for curve in await self.reporter.curves()]
             summary |= _accuracies(metrics_file)
         self.reporter.event("run.finished", **summary)
         return summary

@@ -22,6 +22,7 @@ import psutil
 import pytest
 import yaml
 from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.objects import State
 
 from rlcore.data.prepare import prepare_tiny
@@ -29,7 +30,25 @@ from rlcore.data.prepare import prepare_tiny
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 T = TypeVar("T")
-SECRET = "admin:only-for-this-test"
+SECRET = "prefect:only-for-this-test"
+END_S = 5.0
+OUTAGE_S = 20.0
+"""Longer than a step of the long run."""
+SERVER = {
+    "PREFECT_SERVER_API_AUTH_STRING": SECRET,
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_V2_ENABLED": "true",
+    # As deployments/server.env has it: leases outlive the server.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    ),
+}
+USER_CODE = Path(__file__).with_name("user_code")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the end of a run that lasts, and what needs its devices, behind the other tests."""
+    items.sort(key=lambda item: item.get_closest_marker("later") is not None)
 
 
 @dataclass(frozen=True)
@@ -87,18 +106,28 @@ def project(tmp_path_factory) -> Project:
 
 
 def free_port() -> int:
+    """Return a port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 class Site:
-    """A project folder, a Prefect server with authentication, and what a test starts beside it."""
+    """A project folder, a Prefect server with authentication, and what a test starts beside it.
+
+    Args:
+        project: Has the tiny model and data.
+        home: Folder of this site alone.
+        settings: File in the project that sets up the server; None: an SQLite database.
+        environment: Of all that is started, besides.
+    """
 
     password = SECRET.split(":")[1]
     free_port = staticmethod(free_port)
 
-    def __init__(self, project: Project, home: Path) -> None:
+    def __init__(
+        self, project: Project, home: Path, settings: str | None, **environment: str
+    ) -> None:
         self.home = home
         self.root = home / "project"
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -108,13 +137,15 @@ class Site:
             (shutil.copytree if source.is_dir() else shutil.copy)(source, self.root / name)
         for name in ("models", "data"):
             (self.root / name).symlink_to(project.root / name)
+        self.settings = settings
+        server = SERVER if settings is None else {"PREFECT_API_PASSWORD": self.password}
         self.env = project.environment(
+            **server,
+            **environment,
             HOME=str(home),
             PREFECT_HOME=str(home / "prefect"),
             PREFECT_API_URL=f"http://127.0.0.1:{self.port}/api",
             PREFECT_API_AUTH_STRING=SECRET,
-            PREFECT_SERVER_API_AUTH_STRING=SECRET,
-            PREFECT_SERVER_ANALYTICS_ENABLED="false",
             PATH=f"{BIN}:{os.environ['PATH']}",
             PYTHONPATH=str(REPOSITORY),
             TMPDIR=str(home / "tmp"),
@@ -144,18 +175,24 @@ class Site:
 
     def start_server(self) -> "subprocess.Popen[bytes]":
         """Start the server and wait until it answers."""
-        server = self.start(
-            "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port),
-            "--no-ui", log="server.log",
-        )  # fmt: skip
+        command = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        if self.settings is not None:
+            line = f"set -a; . {self.settings}; exec {' '.join(command)}"
+            command = ["bash", "-euc", line]
+        self.server = self.start(*command, log="server.log")
         deadline = time.monotonic() + 240
         while True:
             try:
                 with urllib.request.urlopen(f"{self.env['PREFECT_API_URL']}/health", timeout=5):
-                    return server
+                    return self.server
             except (urllib.error.URLError, ConnectionError):
                 assert time.monotonic() < deadline, (self.home / "server.log").read_text()[-4000:]
                 time.sleep(0.5)
+
+    def kill(self, process: "subprocess.Popen[bytes]") -> None:
+        """Kill a process and its children at once, as the end of a host does."""
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=20)
 
     def start_worker(self, pool: str) -> "subprocess.Popen[bytes]":
         return self.start(
@@ -189,6 +226,18 @@ class Site:
 
         return self.ask(made)
 
+    def limit(self, *, pool: str | None = None, deployment: str | None = None, to: int) -> None:
+        """Set how many runs of a work pool or a deployment may run at a time."""
+
+        async def put(client: PrefectClient) -> None:
+            if pool is not None:
+                await client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=to))
+            if deployment is not None:
+                found = await client.read_deployment_by_name(deployment)
+                await client.update_deployment(found.id, DeploymentUpdate(concurrency_limit=to))
+
+        self.ask(put)
+
     def emit(self, event: str, resource: str, payload: dict[str, Any]) -> None:
         """Emit an event by the command line."""
         self.run(
@@ -219,6 +268,49 @@ class Site:
         names = ("id", "name", "state", "parameters")
         return [dict(zip(names, [*row[:3], json.loads(row[3])], strict=True)) for row in rows]
 
+    def state_of(self, flow_run_id: str) -> str:
+        ((state,),) = self.query("select state_name from flow_run where id = ?", flow_run_id)
+        return state
+
+    def logs_of(self, flow_run_id: str) -> str:
+        """Return the log that the page of a flow run shows."""
+        rows = self.query(
+            "select message from log where flow_run_id = ? order by timestamp", flow_run_id
+        )
+        return "\n".join(message for (message,) in rows)
+
+    def run_folder(self, root: str = "runs") -> Path | None:
+        """Return the one run folder in a folder of runs, once it is there."""
+        found = [path.parent for path in (self.root / root).glob("*/run.json")]
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+    def attempts(self, root: str = "runs") -> list[dict[str, Any]]:
+        """Return what run.json says of the attempts of the one run."""
+        folder = self.run_folder(root)
+        return [] if folder is None else json.loads((folder / "run.json").read_text())["attempts"]
+
+    def steps_done(self, root: str = "runs") -> int:
+        """Return the newest step in the metrics of the one run."""
+        folder = self.run_folder(root)
+        file = None if folder is None else folder / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file is not None and file.is_file() else []
+        return max((json.loads(line)["step"] for line in lines), default=0)
+
+    def until_step(self, step: int, root: str = "runs", timeout_s: float = 300) -> None:
+        self.until(f"step {step} is not made", lambda: self.steps_done(root) >= step, timeout_s)
+
+    def until_attempt(self, number: int, outcome: str | None, root: str = "runs") -> None:
+        """Wait until an attempt has begun, or ended with an outcome."""
+
+        def is_so() -> bool:
+            attempts = self.attempts(root)
+            if len(attempts) < number:
+                return False
+            return outcome is None or attempts[number - 1].get("outcome") == outcome
+
+        self.until(f"attempt {number} is not {outcome or 'begun'}", is_so, 400)
+
     def until(self, what: str, true, timeout_s: float = 300):
         """Wait until `true()` returns something; fail with the logs otherwise."""
         deadline = time.monotonic() + timeout_s
@@ -238,26 +330,32 @@ class Site:
         return self.until(f"{flow} is not {state}: {self.flow_runs(flow)}", found, timeout_s)
 
     def end(self) -> None:
-        for process in reversed(self.processes):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-        for process in self.processes:
+        """End all that was started; a server that has a run's connections open takes its time."""
+        left = [process for process in self.processes if process.poll() is None]
+        for process in reversed(left):
+            os.killpg(process.pid, signal.SIGTERM)
+        ends = time.monotonic() + END_S
+        for process in left:
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=max(0.1, ends - time.monotonic()))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(timeout=20)
+                self.kill(process)
+
+
+@pytest.fixture(scope="session")
+def find_port() -> Callable[[], int]:
+    return free_port
 
 
 @pytest.fixture(scope="session")
 def make_site(project, tmp_path_factory):
-    """Return a function that makes a site with a server; all end with the tests."""
+    """Return a function that makes a site (see Site) with a server; all end with the tests."""
     sites: list[Site] = []
 
-    def make() -> Site:
+    def make(settings: str | None = None, **environment: str) -> Site:
         home = tmp_path_factory.mktemp("home")
         (home / "project").mkdir()
-        sites.append(Site(project, home))
+        sites.append(Site(project, home, settings, **environment))
         sites[-1].start_server()
         return sites[-1]
 
@@ -299,3 +397,63 @@ def operated_site(make_site):
     site.deployed = site.rollflow("deploy")
     site.start_worker("rollflow-aux")
     return site
+
+
+@pytest.fixture(scope="session")
+def trainings_site(make_site):
+    """A site with everything deployed and a worker for both pools: trainings are real."""
+    site = make_site()
+    site.rollflow("deploy")
+    shutil.copytree(USER_CODE, site.root, dirs_exist_ok=True)
+    site.workers = {pool: site.start_worker(pool) for pool in ("rollflow-train", "rollflow-aux")}
+    return site
+
+
+LONG_ROOT = "long"
+LONG_STEPS = 120
+LONG_CONFIG = {
+    "actor_rollout_ref": {"rollout": {"checkpoint_engine": {"backend": "faulty"}}},
+    "reward": {"custom_reward_function": {"path": "slow_reward.py"}},
+    "trainer": {
+        "runs_root": LONG_ROOT,
+        "user_modules": ["faulty_engine.py"],
+        "total_epochs": LONG_STEPS,
+        "total_training_steps": LONG_STEPS,
+        "save_freq": 2,
+        "test_freq": 2,
+        "max_actor_ckpt_to_keep": 1,
+    },
+}
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """A training that goes on for ten minutes beside the other tests, nearly idle.
+
+    Its deployment runs one at a time; its second weight update has failed once.
+    """
+
+    site: Site
+    flow_run_id: str
+    root: str = LONG_ROOT
+
+
+@pytest.fixture(scope="session")
+def long_run(trainings_site) -> LongRun:
+    site = trainings_site
+    site.limit(deployment="train/grpo-smollm2", to=1)
+    flow_run_id = site.start_run(
+        "train/grpo-smollm2", name="long", preset="grpo-tiny", config=LONG_CONFIG
+    )
+    site.until_step(3, LONG_ROOT)
+    return LongRun(site, flow_run_id)
+
+
+@pytest.fixture(scope="session")
+def outage(long_run) -> float:
+    """Kill the server of the long run, restart it, and return when it was back."""
+    site = long_run.site
+    site.kill(site.server)
+    time.sleep(OUTAGE_S)
+    site.start_server()
+    return time.monotonic()

@@ -8,13 +8,15 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.later]
+
+ROOT = "on-a-cluster"
 
 
-@pytest.fixture(scope="module")
-def site(make_site):
-    site = make_site()
-    (site.home / ".ray").mkdir()
+@pytest.fixture
+def site(trainings_site):
+    site = trainings_site
+    (site.home / ".ray").mkdir(exist_ok=True)
     site.ray_port = site.free_port()
     site.run("ray", "get-auth-token", "--generate")
     site.env["RAY_AUTH_MODE"] = "token"
@@ -28,31 +30,31 @@ def site(make_site):
 
 
 def test_a_deployment_run_completes_on_a_cluster_with_a_token(site):
-    site.rollflow("deploy")
-    site.start_worker("rollflow-train")
     config = {
-        "trainer": {"total_training_steps": 2},
+        "trainer": {"total_training_steps": 2, "runs_root": ROOT},
         "ray": {"address": f"127.0.0.1:{site.ray_port}"},
     }
     site.run(
-        "prefect", "deployment", "run", "train/grpo-smollm2",
+        "prefect", "deployment", "run", "train/grpo-smollm2", "--flow-run-name", "clustered",
         "--params", json.dumps({"preset": "grpo-tiny", "config": config}),
         "--watch", "--watch-timeout", "240",
         timeout_s=300,
     )  # fmt: skip
-    # Runs of the schedules wait for their hour.
     states = dict(
-        site.query("select name, state_type from flow_run where state_type <> 'SCHEDULED'")
+        site.query(
+            "select page.name, page.state_type from flow_run page "
+            "join task_run call on page.parent_task_run_id = call.id "
+            "join flow_run run on call.flow_run_id = run.id where run.name = 'clustered'"
+        )
     )
     log = (site.home / "rollflow-train.log").read_text()
     assert set(states.values()) == {"COMPLETED"}, f"{states}\n{log[-6000:]}"
     assert {"step-0001", "step-0002", "rollout-producer-0"} <= states.keys()
     # Paths of the preset are relative, and so is the folder of runs: to the project.
-    (run,) = (path for path in (site.root / "runs").iterdir() if path.name != ".prefect")
-    attempts = json.loads((run / "run.json").read_text())["attempts"]
-    assert [attempt["outcome"] for attempt in attempts] == ["finished"]
-    assert (run / "model" / "model.safetensors").exists()
-    assert not (run.parent / ".prefect").exists()
+    assert [attempt["outcome"] for attempt in site.attempts(ROOT)] == ["finished"]
+    folder = site.run_folder(ROOT)
+    assert (folder / "model" / "model.safetensors").exists()
+    assert not (folder.parent / ".prefect").exists()
     token = (site.home / ".ray" / "auth_token").read_text().strip()
     assert site.password not in log
     assert token not in log
