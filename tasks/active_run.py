@@ -31,6 +31,7 @@ from tasks.between_steps import (
 )
 from tasks.deadlines import HISTORY, PhaseDeadlines
 from tasks.phases import PHASE_TASKS
+from tasks.records import RecordWindow
 from tasks.report import Reporter
 from tasks.runner import PhaseFuture, PhaseRunner, RunnerOptions
 from tasks.weights import TaskCheckpointManager
@@ -109,6 +110,7 @@ class ActiveRun:
             outage_s=config.trainer.prefect_outage_s,
             max_wall_s=config.trainer.max_wall_s,
         )
+        self._records = RecordWindow()
         self._metrics: Metrics = {}
         self._step_began = 0.0
         self._step_seconds: deque[float] = deque(maxlen=HISTORY)
@@ -162,6 +164,7 @@ class ActiveRun:
         future = call.submit(self.trainer, phase, key, batch, deadline_s)
         result: PhaseResult = await cast("PhaseFuture[PhaseResult]", future)
         seconds = time.monotonic() - began
+        self._records.note(future.task_run_id)
         self.deadlines.record(phase.name, seconds)
         self.trainer.state = result.state
         self._metrics |= result.metrics
@@ -250,6 +253,7 @@ class ActiveRun:
             if name in update:
                 self._metrics[f"checkpoint_engine/{name}"] = float(update[name])
         await self.between_steps.wait_for_server()
+        await self._records.catch_up()
         await self.reporter.step(step, self._metrics)
 
     def close(self) -> None:
