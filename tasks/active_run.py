@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 HOOK_FACTOR = 5
 """A hook may take this many deadlines of `update_weights`, which has three retries."""
 
+STEP_METRICS = "step_metrics"
+"""Where the trainer's state holds what a checkpoint knows of its step's report."""
+
 ACTIVE_RUN: ContextVar["ActiveRun"] = ContextVar("active_run")
 """Set by `tasks.lifecycle.open_run`; read it by `active_run()`."""
 
@@ -116,6 +119,8 @@ class ActiveRun:
         self._step_seconds: deque[float] = deque(maxlen=HISTORY)
         self._inner_step = 0
         self._last_step = self.total_steps
+        self.lacks_report = False
+        """The step that the attempt starts from was saved and not reported."""
 
     @property
     def num_producers(self) -> int:
@@ -230,9 +235,41 @@ class ActiveRun:
         return self.trainer.global_steps in CheckpointStore(self.folder).steps()
 
     def is_first_validation_due(self) -> bool:
-        """Whether the weights are validated before step 1."""
-        trainer = self.config.trainer
-        return (trainer.val_before_train and self.trainer.global_steps == 0) or trainer.val_only
+        """Whether the weights that the attempt starts from are validated first.
+
+        Those of step 1 if asked to. Those of a later step if theirs was due and is not known: the
+        attempt before died after checkpoint N and before validation N was reported.
+        """
+        trainer, step = self.config.trainer, self.trainer.global_steps
+        if trainer.val_only:
+            return True
+        if step == 0:
+            return trainer.val_before_train
+        return self.is_validation_due(step) and str(step) not in self.trainer.state["scores"]
+
+    def begin_start(self) -> None:
+        """Start the metrics of the step that the attempt starts from.
+
+        A report that is missing begins with what the checkpoint knows of its step.
+        """
+        self.begin_step()
+        kept = self.trainer.state.get(STEP_METRICS, {})
+        if self.lacks_report and kept.get("training/global_step") == self.trainer.global_steps:
+            self._metrics = dict(kept)
+            self._step_began -= kept["timing_s/step"]
+
+    def is_start_reported(self) -> bool:
+        """Whether the start of the attempt has a report: at step 0, or where one is missing."""
+        is_new = self.trainer.global_steps == 0 or self.config.trainer.val_only
+        return is_new or self.lacks_report or self.is_first_validation_due()
+
+    def keep_metrics(self) -> None:
+        """Give the step's metrics so far to its checkpoint: the report comes after it."""
+        self.trainer.state[STEP_METRICS] = {
+            **self._metrics,
+            "training/global_step": float(self.trainer.global_steps),
+            "timing_s/step": time.monotonic() - self._step_began,
+        }
 
     def begin_step(self) -> None:
         """Start the clock and the metrics of a step."""
@@ -257,9 +294,8 @@ class ActiveRun:
         await self.reporter.step(step, self._metrics)
 
     def close(self) -> None:
-        """Take the progress bar away, close trackers and the hooks' thread; say that it is over."""
+        """Close the hooks' thread; say that it is over."""
         self.reporter.event("run.ended", step=self.trainer.global_steps)
-        self.reporter.end()
         self._hooks.shutdown(wait=False, cancel_futures=True)
 
     async def wait_producers_ready(self) -> None:

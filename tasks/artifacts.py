@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REQUEST_S = 30.0
-"""For one artifact; what is shown never holds the run up for longer."""
+"""For one artifact, or for the trackers; what is shown never holds the run up for longer."""
 
 MAX_IMAGE_BYTES = 100_000
 """Of a data URI: it is stored in Prefect's database and sent with every look at it."""

@@ -113,8 +113,8 @@ def main() -> int:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        from flows.embedded_server import start_full_server
-        from flows.environment import prepare_prefect_environment
+        from flows.command.embedded_server import start_full_server
+        from flows.command.environment import prepare_prefect_environment
 
         os.environ["PREFECT_API_URL"] = start_full_server(folder, port)
         prepare_prefect_environment(Path(folder))

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from flows.environment import prepare_prefect_environment
+from flows.command.environment import prepare_prefect_environment
 
 TARGET_BYTES = 6_000
 TASKS_PER_STEP = 10
@@ -153,7 +153,7 @@ def main() -> int:
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as folder:
         prepare_prefect_environment(folder)
-        from flows.embedded_server import start_embedded_server
+        from flows.command.embedded_server import start_embedded_server
 
         start_embedded_server()
         figures = asyncio.run(measure(Path(folder), steps))

@@ -1,5 +1,6 @@
 """Pages, saves and the time limit of an attempt; no Ray, and no step is made."""
 
+import asyncio
 import time
 from types import SimpleNamespace
 
@@ -38,7 +39,7 @@ def make(tmp_path):
 
     yield make
     for run in made:
-        run.reporter.end()
+        asyncio.run(run.reporter.end(None))
 
 
 def pages_of(run, step_s=None):
@@ -92,6 +93,44 @@ def test_the_time_limit_makes_the_step_that_runs_the_last_one_saved_and_validate
     assert run.trainer.global_steps == 1
     assert run.is_save_due(1)
     assert run.is_validation_due(1)
+
+
+def test_a_validation_that_the_attempt_before_did_not_report_comes_first(make):
+    run = make(total_training_steps=5, test_freq=2)
+    assert run.is_first_validation_due()
+    run.trainer.state["scores"] = {"0": 0.1, "2": 0.2}
+    run.trainer.global_steps = 2
+    assert not run.is_first_validation_due()
+    assert not run.is_start_reported()
+    for step in (4, 5):
+        run.trainer.global_steps = step
+        assert run.is_first_validation_due()
+        assert run.is_start_reported()
+    run.trainer.global_steps = 3
+    assert not run.is_first_validation_due()
+
+
+def test_a_report_that_is_missing_has_what_the_checkpoint_knows_of_its_step(make):
+    run = make(total_training_steps=5, test_freq=-1)
+    run.trainer.global_steps = 2
+    run.begin_step()
+    run._metrics["actor/grad_norm"] = 0.5
+    run._step_began -= 10
+    run.keep_metrics()
+    resumed = make(total_training_steps=5, test_freq=-1)
+    resumed.trainer.restore({"global_step": 2, "state": run.trainer.state})
+    resumed.begin_start()
+    assert not resumed.is_start_reported()
+    assert "actor/grad_norm" not in resumed._metrics
+    resumed.lacks_report = True
+    resumed.begin_start()
+    assert resumed.is_start_reported()
+    assert resumed._metrics["actor/grad_norm"] == 0.5
+    assert time.monotonic() - resumed._step_began >= 10
+    # A later step's checkpoint that was made without a report of its own: nothing is known of it.
+    resumed.trainer.global_steps = 3
+    resumed.begin_start()
+    assert "actor/grad_norm" not in resumed._metrics
 
 
 def test_a_time_limit_that_ends_with_the_run_changes_nothing(make):

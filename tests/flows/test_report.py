@@ -49,7 +49,7 @@ def shown(prefect_session, tmp_path):
             await page.with_options(validate_parameters=False)(reporter, step) for step in (1, 2, 3)
         ]
         await reporter.curves()
-        reporter.end()
+        await reporter.end(None)
         return await artifacts_of(own), await artifacts_of(pages[1])
 
     return asyncio.run(run())

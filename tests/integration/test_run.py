@@ -37,7 +37,7 @@ PHASES = [
 
 @dataclass
 class Story:
-    """A run in two attempts: killed, finished."""
+    """A run in two attempts: killed, as if after checkpoint 2; finished."""
 
     folder: Path
     alive_after_kill: list
@@ -52,6 +52,7 @@ def story(project):
     process.communicate(timeout=60)
     _, alive_after_kill = psutil.wait_procs(family, timeout=30)
     (folder,) = (path for path in (project.root / "runs").iterdir() if path.name != ".prefect")
+    forget_what_followed_checkpoint_2(folder)
 
     code, text = project.run("resume", folder.name)
     assert code == 0, text[-4000:]
@@ -60,6 +61,14 @@ def story(project):
         alive_after_kill=alive_after_kill,
         text=text,
     )
+
+
+def forget_what_followed_checkpoint_2(folder):
+    """Leave what a run has that is killed after checkpoint 2, before validation 2 is reported."""
+    file = folder / "metrics.jsonl"
+    lines = [line for line in file.read_text().splitlines() if json.loads(line)["step"] < 2]
+    file.write_text("".join(f"{line}\n" for line in lines))
+    (folder / "generations" / "step-0002.jsonl").unlink()
 
 
 @pytest.fixture
@@ -80,8 +89,8 @@ def test_each_attempt_goes_on_after_the_last_checkpoint(run):
     attempts = json.loads((run / "run.json").read_text())["attempts"]
     assert [attempt.get("outcome") for attempt in attempts] == [None, "finished"]
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()]
-    # 0 is the start of attempt 1; attempt 2 starts from checkpoint 2 and repeats step 3.
-    assert steps == [0, 1, 2, 3, 3, 4]
+    # 0 is the start of attempt 1; attempt 2 starts from checkpoint 2, validates and reports it.
+    assert steps == [0, 1, 2, 3, 4]
     assert (run / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)
     assert (run / "global_step_2" / "trainer.json").exists()
 
@@ -98,7 +107,7 @@ def test_prefect_shows_how_each_attempt_ended_and_what_a_person_reads(story, dat
     assert float(progress[-1]) == 100.0
     tables = {key: data for key, kind, data in artifacts if kind == "table"}
     assert {"metrics", "generations"} <= tables.keys()
-    assert [row["step"] for row in json.loads(json.loads(tables["metrics"]))] == [3, 4]
+    assert [row["step"] for row in json.loads(json.loads(tables["metrics"]))] == [2, 3, 4]
     events = {name for (name,) in database.execute("select event from events").fetchall()}
     assert {"rollflow.step.completed", "rollflow.checkpoint.saved", "rollflow.run.finished"} <= (
         events
@@ -136,7 +145,7 @@ def test_metrics_tell_an_on_policy_run(run):
 
 def test_curves_and_generations_before_and_after_are_there(run):
     assert {path.name for path in (run / "curves").iterdir()} == {"reward.png", "accuracy.png"}
-    for step in (0, STEPS):
+    for step in (0, 2, STEPS):
         lines = [
             json.loads(line) for line in (run / "generations" / f"step-{step:04d}.jsonl").open()
         ]

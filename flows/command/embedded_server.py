@@ -8,6 +8,7 @@ would live on over the database that the next attempt opens.
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -16,17 +17,19 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from flows.environment import LOOPBACK, prefect_home, ui_environment
-from rlcore.errors import DeadlineExceededError
+from flows.command.environment import LOOPBACK, prefect_home, ui_environment
+from rlcore.errors import ConfigError, DeadlineExceededError
 
 logger = logging.getLogger(__name__)
 
 START_S = 120
 STOP_S = 10.0
+NICENESS = 10
 LOOK_EVERY_S = 1.0
 
 _watchers: list[subprocess.Popen[bytes]] = []
@@ -37,8 +40,10 @@ def start_embedded_server() -> str:
     """Start the temporary server that this process's flows will use; return its address.
 
     Raises:
+        ConfigError: Prefect has found the address of another server in a file.
         DeadlineExceededError: it did not start within START_S seconds.
     """
+    refuse_server_of_a_file()
     from prefect.server.api.server import SubprocessASGIServer
 
     server = SubprocessASGIServer()  # the one instance that Prefect's clients ask for, too
@@ -53,9 +58,29 @@ def start_embedded_server() -> str:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if server.server_process is not None:
+        step_back(server.server_process.pid)
         watch(server.server_process.pid)
     threading.Thread(target=_keep_alive, args=(server,), name="server-keeper", daemon=True).start()
     return server.address
+
+
+def refuse_server_of_a_file() -> None:
+    """Refuse an address that Prefect has from a file and not from the environment.
+
+    Its clients would record the run there, and we would look for it in the embedded database.
+
+    Raises:
+        ConfigError: there is one; names it.
+    """
+    from prefect.settings import get_current_settings
+
+    url = get_current_settings().api.url
+    if url is not None:
+        raise ConfigError(
+            f"PREFECT_API_URL is not set, but .env, prefect.toml or pyproject.toml in {Path.cwd()} "
+            f"names the Prefect server {url}: set PREFECT_API_URL={url} to use it, or take it out "
+            "of the file to use the embedded one"
+        )
 
 
 def _keep_alive(server: Any) -> None:
@@ -87,7 +112,14 @@ def _watch_next(server: Any, dead: "subprocess.Popen[bytes]") -> None:
     while server.server_process is dead and time.monotonic() < ends:
         time.sleep(0.01)
     if server.server_process is not dead:
+        step_back(server.server_process.pid)
         watch(server.server_process.pid)
+
+
+def step_back(pid: int) -> None:
+    """Let a server do what can wait (events, logs) when the trainer leaves a core idle."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).nice(NICENESS)
 
 
 def start_full_server(runs_root: str, port: int) -> str:
@@ -137,7 +169,7 @@ def _wait_until_it_answers(url: str, server: "subprocess.Popen[bytes]") -> None:
 def watch(pid: int) -> "subprocess.Popen[bytes]":
     """End process `pid` when this process is gone; return the process that sees to it."""
     watcher = subprocess.Popen(
-        [sys.executable, "-m", "flows.embedded_server", str(pid)],
+        [sys.executable, "-m", "flows.command.embedded_server", str(pid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
