@@ -87,6 +87,7 @@ async def measure(root: Path, steps: int) -> dict[str, float]:
         seconds = time.monotonic() - began
         grown = memory().rss - warm[1]
         run.close()
+        await run.reporter.end(None)
         tasks = TASKS_PER_STEP * (steps - warm[0])
         missing = await missing_records(this_flow_run().flow_run_id, steps)
         return {
