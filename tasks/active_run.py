@@ -1,13 +1,11 @@
 """One attempt of a run while it lasts: what flows and hooks work with (`active_run()`)."""
 
 import asyncio
-import contextvars
 import logging
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +14,7 @@ from prefect.task_runners import TaskRunner
 
 from rlcore.cluster.start import Cluster
 from rlcore.config import RunConfig
+from rlcore.daemon_thread import DaemonThread
 from rlcore.errors import DeadlineExceededError
 from rlcore.tracking.curves import read_metrics
 from rlcore.trainer.base import PPOTrainer, TrainerResources
@@ -107,7 +106,7 @@ class ActiveRun:
             },
         )
         self._producers_ready = [asyncio.Event() for _ in range(self.num_producers)]
-        self._hooks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hooks")
+        self._hooks = DaemonThread("hooks")
         self.between_steps = BetweenSteps(
             flow_run_id=this_flow_run().flow_run_id,
             outage_s=config.trainer.prefect_outage_s,
@@ -141,20 +140,25 @@ class ActiveRun:
         return self.key(phase, self._inner_step)
 
     async def hook(self, name: str) -> None:
-        """Run one of the trainer's hooks in the hooks' thread."""
-        context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
+        """Run one of the trainer's hooks in the hooks' thread, and wait for its end.
+
+        Raises:
+            DeadlineExceededError: it hangs; the thread does not keep the process alive.
+        """
         began = time.monotonic()
-        call = loop.run_in_executor(self._hooks, context.run, getattr(self.trainer, name))
+        waiting = asyncio.wrap_future(self._hooks.submit(getattr(self.trainer, name)))
         # Its phases' deadlines and retries lie within; this one is for a hook that hangs itself.
         deadline_s = HOOK_FACTOR * self.deadlines.for_phase("update_weights")
         try:
-            await asyncio.wait_for(call, deadline_s)
-        except TimeoutError:
-            raise DeadlineExceededError(
-                f"hook {name} of {type(self.trainer).__name__} did not return within "
-                f"{deadline_s:.0f} s (step {self.trainer.global_steps})"
-            ) from None
+            await asyncio.wait({waiting}, timeout=deadline_s)
+            if not waiting.done():
+                raise DeadlineExceededError(
+                    f"hook {name} of {type(self.trainer).__name__} did not return within "
+                    f"{deadline_s:g} s (step {self.trainer.global_steps})"
+                )
+            waiting.result()
+        finally:
+            waiting.cancel()  # whatever comes of it later, nobody waits for it
         self._metrics[f"timing_s/{name}"] = time.monotonic() - began
 
     async def phase(
@@ -296,7 +300,7 @@ class ActiveRun:
     def close(self) -> None:
         """Close the hooks' thread; say that it is over."""
         self.reporter.event("run.ended", step=self.trainer.global_steps)
-        self._hooks.shutdown(wait=False, cancel_futures=True)
+        self._hooks.close()
 
     async def wait_producers_ready(self) -> None:
         """Wait until every producer's worker claims prompts.

@@ -1,4 +1,4 @@
-"""The whole path on the tiny model: a run that is killed in step 3 and resumed.
+"""The whole path on the tiny model: its worker is killed in step 2, all of it in step 3; resumed.
 
 Real CLI, embedded Prefect server, own Ray, TransferQueue, engine, trainer; looked at through what
 it leaves: the run folder and Prefect's database.
@@ -44,9 +44,19 @@ class Story:
     text: str
 
 
+def is_agent_loop_worker(process):
+    try:
+        return any("AgentLoopWorkerActor" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(scope="module")
 def story(project):
     process = project.start("train", "grpo-tiny", f"trainer.total_training_steps={STEPS}", "seed=3")
+    family = project.until(process, f"step    1/{STEPS}")
+    (worker,) = (process for process in family if is_agent_loop_worker(process))
+    worker.kill()
     family = project.until(process, f"step    3/{STEPS}")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
@@ -83,6 +93,31 @@ def database(project):
 
 def test_a_killed_driver_leaves_no_process(story):
     assert [p.cmdline()[:3] for p in story.alive_after_kill if p.is_running()] == []
+
+
+def test_a_killed_worker_is_replaced_and_its_prompts_are_done_by_the_next(story, database):
+    """That no step lacks a prompt is seen in the metrics."""
+    messages = [
+        message
+        for (message,) in database.execute(
+            "select l.message from log l join flow_run r on l.flow_run_id = r.id "
+            "where r.name = 'rollout-producer-0' order by l.timestamp"
+        )
+    ]
+    ready = "agent loop worker 0 is ready"
+    (died,) = (m for m in messages if m.startswith("agent loop worker 0 died: "))
+    assert "process is gone" in died
+    assert messages.index(ready) < messages.index(died)
+
+
+def test_records_of_other_processes_are_on_the_pages_of_phases(story, database):
+    rows = database.execute(
+        "select r.name, l.message from log l join task_run r on l.task_run_id = r.id "
+        "where l.message like '[replica-0] %'"
+    ).fetchall()
+    woken = [name for name, message in rows if "woken by request" in message]
+    assert woken
+    assert all(name.startswith("step-") for name in woken)
 
 
 def test_each_attempt_goes_on_after_the_last_checkpoint(run):
