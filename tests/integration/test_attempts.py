@@ -14,6 +14,7 @@ from prefect.states import Paused, Suspended
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
+    pytest.mark.on_server,
     pytest.mark.later,
     pytest.mark.timeout(900),
 ]

@@ -16,7 +16,7 @@ from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.on_server]
 
 FLAGS = (
     "--headless",
@@ -69,10 +69,10 @@ class Browser:
     def find(self, css: str):
         return self.until(css, lambda: self.driver.find_elements(By.CSS_SELECTOR, css))
 
-    def click(self, text: str) -> None:
-        """Click what shows a text."""
-        path = f"//*[self::a or self::button or @role='tab'][contains(., {text!r})]"
-        self.until(f"no {text!r}", lambda: self.driver.find_elements(By.XPATH, path))[0].click()
+    def after(self, label: str, element: str):
+        """Return the first element of a kind that follows a label, in a list."""
+        path = f"(//label[contains(., '{label}')]/following::{element})[1]"
+        return self.until(f"no {label!r}", lambda: self.driver.find_elements(By.XPATH, path))
 
     def keep(self, name: str) -> None:
         """Keep a picture of the page, in few enough colours for a README."""
@@ -113,6 +113,13 @@ def id_of(site, table, name):
     return found
 
 
+def open_artifact(site, browser, key, *expected):
+    """Open the page of the newest artifact of a key, on which its content stands."""
+    rows = site.query("select id from artifact where key = ? order by created desc limit 1", key)
+    ((found,),) = rows
+    browser.open(f"/artifacts/artifact/{found}", *expected)
+
+
 def test_the_runs_page_names_its_steps(long_run, browser):
     page = f"/runs/flow-run/{long_run.flow_run_id}"
     browser.open(f"{page}?tab=SubflowRuns", "long", "Running", "rollout-producer-0")
@@ -137,19 +144,28 @@ def test_a_steps_page_shows_phases_and_the_task_run_its_tries_and_logs(long_run,
 def test_artifacts_are_on_the_runs_page_and_a_curve_is_an_image(long_run, browser):
     page = f"/runs/flow-run/{long_run.flow_run_id}"
     browser.open(f"{page}?tab=Artifacts", "metrics", "curve-reward", "curve-accuracy")
-    browser.open("/artifacts/key/metrics", "metrics of run", "reward", "s/step")
-    browser.open("/artifacts/key/generations", "validation of step", "responses")
-    browser.open("/artifacts/key/checkpoint", "checkpoint", "global_step_")
-    browser.open("/artifacts/key/curve-reward", "reward of run")
+    open_artifact(long_run.site, browser, "metrics", "metrics of run", "reward", "s/step")
+    open_artifact(long_run.site, browser, "generations", "validation of step", "responses")
+    open_artifact(long_run.site, browser, "checkpoint", "checkpoint", "global_step_")
+    open_artifact(long_run.site, browser, "curve-reward", "reward of run")
     image = browser.find("img[src^='data:image/png']")[0]
     width = "return arguments[0].complete ? arguments[0].naturalWidth : 0"
     assert browser.until("no image", lambda: browser.driver.execute_script(width, image)) > 500
     browser.keep("curve")
 
 
-def test_the_form_of_a_deployment_describes_its_parameters(long_run, browser):
+def test_the_form_of_a_deployment_describes_its_parameters_with_choices_and_bounds(
+    long_run, browser
+):
     deployment = id_of(long_run.site, "deployment", "nightly")
     browser.open(f"/deployments/deployment/{deployment}/run", "Parameters", "overrides")
     browser.until_shown("Dotted key to value, over preset and config", "Run id: continue that run")
-    browser.until_shown("max_wall_s")
+    browser.until_shown("Max Wall S", "End the attempt after the step in which this many seconds")
     browser.keep("form")
+    (size,) = browser.after("Train Batch Size", "input[@type='number']")
+    assert size.get_attribute("min") == "1"
+    (choice,) = browser.after("Truncation", "button[@aria-haspopup='listbox']")
+    browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", choice)
+    choice.click()
+    options = browser.find("[role='option']")
+    assert {"error", "left", "right", "middle"} <= {option.text for option in options}
