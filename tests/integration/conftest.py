@@ -15,8 +15,8 @@ from real_parts.site import Site
 
 from rlcore.data.prepare import prepare_tiny
 
-OUTAGE_S = 20.0
-"""Longer than a step of the long run."""
+OUTAGE_S = 100.0
+"""Longer than the automation of dead hosts waits: a server that is back takes a run for silent."""
 USER_CODE = Path(__file__).with_name("user_code")
 
 
