@@ -108,8 +108,14 @@ def browser(long_run, tmp_path_factory):
         driver.quit()
 
 
-def id_of(site, table, name):
-    ((found,),) = site.query(f"select id from {table} where name = ?", name)
+def page_of(run, step):
+    """Return the id of the page of a step of a run."""
+    ((found,),) = run.site.query(
+        "select r.id from flow_run r join task_run t on r.parent_task_run_id = t.id "
+        "where t.flow_run_id = ? and r.name = ?",
+        run.flow_run_id,
+        step,
+    )
     return found
 
 
@@ -130,12 +136,14 @@ def test_the_runs_page_names_its_steps(long_run, browser):
 
 
 def test_a_steps_page_shows_phases_and_the_task_run_its_tries_and_logs(long_run, browser):
-    site = long_run.site
-    page = id_of(site, "flow_run", "step-0002")
+    page = page_of(long_run, "step-0002")
+    ((retried,),) = long_run.site.query(
+        "select id from task_run where flow_run_id = ? and name = ?", page, RETRIED
+    )
     browser.open(f"/runs/flow-run/{page}?tab=TaskRuns", "step-0002", "Completed", RETRIED)
     browser.until_shown("step-0002/sample_batch", "step-0002/update_actor")
     browser.keep("step")
-    browser.open(f"/runs/task-run/{id_of(site, 'task_run', RETRIED)}?tab=Logs", RETRIED)
+    browser.open(f"/runs/task-run/{retried}?tab=Logs", RETRIED)
     browser.until_shown("the network went away", "Try 1 failed", "weight version")
     assert "Run Count\n2" in browser.text()
     browser.keep("tries")
@@ -157,7 +165,7 @@ def test_artifacts_are_on_the_runs_page_and_a_curve_is_an_image(long_run, browse
 def test_the_form_of_a_deployment_describes_its_parameters_with_choices_and_bounds(
     long_run, browser
 ):
-    deployment = id_of(long_run.site, "deployment", "nightly")
+    ((deployment,),) = long_run.site.query("select id from deployment where name = 'nightly'")
     browser.open(f"/deployments/deployment/{deployment}/run", "Parameters", "overrides")
     browser.until_shown("Dotted key to value, over preset and config", "Run id: continue that run")
     browser.until_shown("Max Wall S", "End the attempt after the step in which this many seconds")
