@@ -128,7 +128,9 @@ class Reporter:
         if step % max(1, self._total // TABLE_EVERY) == 0 or step == self._total:
             await self._artifacts.show(
                 TableArtifact(
-                    key="metrics", table=self._rows, description=f"metrics of run {self._run_id}"
+                    key="metrics",
+                    table=_even(self._rows),
+                    description=f"metrics of run {self._run_id}",
                 )
             )
             if time.monotonic() >= self._next_drawing:
@@ -220,6 +222,12 @@ def _drawn(metrics_file: Path, folder: Path) -> tuple[list[Path], float]:
 
     began = time.monotonic()
     return draw_curves(metrics_file, folder), time.monotonic() - began
+
+
+def _even(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with the same columns each: the UI shows those of the first one only."""
+    columns = ["step", *(name for name in SHOWN.values() if any(name in row for row in rows))]
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def _shown(metrics: dict[str, float]) -> dict[str, float]:

@@ -31,7 +31,9 @@ def shown(prefect_session, tmp_path):
 
     @flow(persist_result=False)
     async def page(reporter, step):
-        metrics = METRICS | ({"val-aux/accuracy": 0.5, "val-aux/accuracy_stderr": 0.1})
+        metrics = dict(METRICS)
+        if step > 1:
+            metrics |= {"val-aux/accuracy": 0.5, "val-aux/accuracy_stderr": 0.1}
         await reporter.step(step, metrics)
         if step == 2:
             await reporter.checkpoint(step, tmp_path / "global_step_2")
@@ -59,7 +61,11 @@ def test_metrics_and_curves_are_on_the_runs_page_and_a_checkpoint_on_its_steps(s
     of_run, of_page = shown
     assert set(of_run) == {None, "metrics", "curve-reward", "curve-accuracy"}
     assert of_run[None].data == 100.0
-    assert [row["step"] for row in json.loads(of_run["metrics"].data)] == [1, 2, 3]
+    rows = json.loads(of_run["metrics"].data)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    # The UI shows the columns of the first row.
+    assert {tuple(row) for row in rows} == {("step", "reward", "accuracy", "s/step")}
+    assert [row["accuracy"] for row in rows] == [None, 0.5, 0.5]
     image = of_run["curve-reward"]
     assert image.type == "image"
     kind, text = image.data.split(",")

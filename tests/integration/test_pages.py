@@ -119,9 +119,15 @@ def page_of(run, step):
     return found
 
 
-def open_artifact(site, browser, key, *expected):
-    """Open the page of the newest artifact of a key, on which its content stands."""
-    rows = site.query("select id from artifact where key = ? order by created desc limit 1", key)
+def open_artifact(run, browser, key, *expected):
+    """Open the page of the newest artifact of a key of a run, on which its content stands."""
+    rows = run.site.query(
+        "select a.id from artifact a join flow_run r on a.flow_run_id = r.id "
+        "left join task_run t on r.parent_task_run_id = t.id "
+        "where a.key = ? and ? in (r.id, t.flow_run_id) order by a.created desc limit 1",
+        key,
+        run.flow_run_id,
+    )
     ((found,),) = rows
     browser.open(f"/artifacts/artifact/{found}", *expected)
 
@@ -158,10 +164,10 @@ def test_a_steps_page_shows_phases_and_the_task_run_its_tries_and_logs(long_run,
 def test_artifacts_are_on_the_runs_page_and_a_curve_is_an_image(long_run, browser):
     page = f"/runs/flow-run/{long_run.flow_run_id}"
     browser.open(f"{page}?tab=Artifacts", "metrics", "curve-reward", "curve-accuracy")
-    open_artifact(long_run.site, browser, "metrics", "metrics of run", "reward", "s/step")
-    open_artifact(long_run.site, browser, "generations", "validation of step", "responses")
-    open_artifact(long_run.site, browser, "checkpoint", "checkpoint", "global_step_")
-    open_artifact(long_run.site, browser, "curve-reward", "reward of run")
+    open_artifact(long_run, browser, "metrics", "metrics of run", "reward", "s/step")
+    open_artifact(long_run, browser, "generations", "validation of step", "responses")
+    open_artifact(long_run, browser, "checkpoint", "checkpoint", "global_step_")
+    open_artifact(long_run, browser, "curve-reward", "reward of run")
     image = browser.find("img[src^='data:image/png']")[0]
     width = "return arguments[0].complete ? arguments[0].naturalWidth : 0"
     assert browser.until("no image", lambda: browser.driver.execute_script(width, image)) > 500
