@@ -55,4 +55,9 @@ class Project:
             process.kill()
             output, _ = process.communicate()
             pytest.fail(f"{arguments} did not end within {timeout_s} s:\n{output[-4000:]}")
+        finally:
+            # Also where pytest gives the test up: the next one needs the devices.
+            if process.poll() is None:
+                process.kill()
+                process.wait()
         return process.returncode, output
