@@ -12,13 +12,13 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-training test-async test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
+.PHONY: docs train test test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres pages coverage mutation check bench setup setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
 test: setup ## Run the tests (about 10 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow and not async_modes and not training_runs" '--jaxtyping-packages=$(CHECKED)'
+	$(BIN)/pytest -m "not slow and not async_modes and not training_runs and not postgres" '--jaxtyping-packages=$(CHECKED)'
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
 	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100
@@ -32,8 +32,20 @@ test-training: setup ## Scripts of verl's, trained on the tiny model
 test-async: setup ## Whole runs of the asynchronous modes beside sync
 	$(BIN)/pytest -m async_modes tests/integration
 
-test-prefect: setup ## Whole runs as their users start them: deployment, cancel, bad input, model export
-	$(BIN)/pytest -m slow tests/integration
+test-prefect: setup ## Whole runs as their users start them, in two halves side by side
+	$(MAKE) -j2 --output-sync=target test-prefect-server test-prefect-command
+
+test-prefect-server: setup ## Server and workers: deployments, attempts, retraining, pages, a long run
+	$(BIN)/pytest -m "slow and on_server" tests/integration
+
+test-prefect-command: setup ## The command: cancel, bad input, broken runs, agents, curriculum
+	$(BIN)/pytest -m "slow and not on_server" tests/integration
+
+test-postgres: setup ## A shared Prefect server on PostgreSQL, which is started for it (Debian's package)
+	$(BIN)/pytest -m postgres tests/integration
+
+pages: setup ## Pages of a real run, photographed for the README
+	ROLLFLOW_PAGES=$(CURDIR)/deployments/pages $(BIN)/pytest tests/integration/test_pages.py
 
 test-prefect-lowest: $(LOWEST)/.done ## Runner contract tests on the lowest supported Prefect
 	$(LOWEST)/bin/pytest tests/flows/test_runner_contract.py

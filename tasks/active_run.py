@@ -16,7 +16,7 @@ from rlcore.cluster.start import Cluster
 from rlcore.config import RunConfig
 from rlcore.daemon_thread import DaemonThread
 from rlcore.errors import DeadlineExceededError
-from rlcore.tracking.curves import draw_curves, read_metrics
+from rlcore.tracking.curves import read_metrics
 from rlcore.trainer.base import PPOTrainer, TrainerResources
 from rlcore.trainer.checkpoint import CheckpointStore
 from rlcore.trainer.modes import get_trainer_cls
@@ -30,6 +30,7 @@ from tasks.between_steps import (
 )
 from tasks.deadlines import HISTORY, PhaseDeadlines
 from tasks.phases import PHASE_TASKS
+from tasks.records import RecordWindow
 from tasks.report import Reporter
 from tasks.runner import PhaseFuture, PhaseRunner, RunnerOptions
 from tasks.weights import TaskCheckpointManager
@@ -95,6 +96,7 @@ class ActiveRun:
         self.trainer.checkpoint_manager = self._manager
         self.reporter = Reporter(
             run_id=folder.run_id,
+            flow_run_id=this_flow_run().flow_run_id,
             folder=folder.path,
             total_steps=self.total_steps,
             trackers=list(config.trainer.logger),
@@ -110,6 +112,7 @@ class ActiveRun:
             outage_s=config.trainer.prefect_outage_s,
             max_wall_s=config.trainer.max_wall_s,
         )
+        self._records = RecordWindow()
         self._metrics: Metrics = {}
         self._step_began = 0.0
         self._step_seconds: deque[float] = deque(maxlen=HISTORY)
@@ -170,12 +173,14 @@ class ActiveRun:
         future = call.submit(self.trainer, phase, key, batch, deadline_s)
         result: PhaseResult = await cast("PhaseFuture[PhaseResult]", future)
         seconds = time.monotonic() - began
+        self._records.note(future.task_run_id)
         self.deadlines.record(phase.name, seconds)
         self.trainer.state = result.state
         self._metrics |= result.metrics
         self._metrics[f"timing_s/{phase.name}"] = seconds
         if phase.name == "save_checkpoint":
-            self.reporter.event("checkpoint.saved", step=self.trainer.global_steps)
+            step = self.trainer.global_steps
+            await self.reporter.checkpoint(step, CheckpointStore(self.folder).at(step).path)
         return result.batch or batch
 
     def pages(self) -> Iterator[tuple[int, int]]:
@@ -289,6 +294,7 @@ class ActiveRun:
             if name in update:
                 self._metrics[f"checkpoint_engine/{name}"] = float(update[name])
         await self.between_steps.wait_for_server()
+        await self._records.catch_up()
         await self.reporter.step(step, self._metrics)
 
     def close(self) -> None:
@@ -333,8 +339,7 @@ class ActiveRun:
             summary["model"] = str(path / "model")
         metrics_file = path / "metrics.jsonl"
         if metrics_file.exists():
-            curves = await asyncio.to_thread(draw_curves, metrics_file, path / "curves")
-            summary["curves"] = [str(curve) for curve in curves]
+            summary["curves"] = [str(curve) for curve in await self.reporter.curves()]
             summary |= _accuracies(metrics_file)
         self.reporter.event("run.finished", **summary)
         return summary

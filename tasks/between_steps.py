@@ -4,6 +4,7 @@
 |---|---|---|
 | a Prefect server that answers | the server | trainer.prefect_outage_s |
 | a paused run to be resumed | a person, in the UI | the pause's own timeout |
+| the worker to end a run that is cancelled | the worker; none that lost its server | WORKER_S |
 """
 
 import asyncio
@@ -27,6 +28,9 @@ POLL_S = 1.0
 HEALTH_S = 5.0
 """For one answer of the server."""
 
+WORKER_S = 30.0
+"""A worker ends a cancelled run within 10 s, unless it lost sight of its runs with the server."""
+
 PAGE_S = 5.0
 """A page of `steps_per_page: auto` takes about this long, so that a page costs the run little."""
 
@@ -42,13 +46,20 @@ class BetweenSteps:
         flow_run_id: The flow run of the attempt; None: nobody can pause it.
         outage_s: `trainer.prefect_outage_s`.
         max_wall_s: `trainer.max_wall_s`.
+        worker_s: How long a worker has to end a cancelled run, before it ends by itself.
     """
 
     def __init__(
-        self, *, flow_run_id: str | None, outage_s: float, max_wall_s: float | None
+        self,
+        *,
+        flow_run_id: str | None,
+        outage_s: float,
+        max_wall_s: float | None,
+        worker_s: float = WORKER_S,
     ) -> None:
         self._flow_run_id = None if flow_run_id is None else UUID(flow_run_id)
         self._outage_s = outage_s
+        self._worker_s = worker_s
         self._ends = math.inf if max_wall_s is None else time.monotonic() + max_wall_s
 
     @property
@@ -81,6 +92,7 @@ class BetweenSteps:
         Raises:
             DeadlineExceededError: the server did not answer in time.
             RolloutError: the pause ran out, or the run was ended from outside.
+            CancelledError: the run is cancelled, and no worker has ended it.
         """
         await self.wait_for_server()
         if self._flow_run_id is None:
@@ -93,6 +105,10 @@ class BetweenSteps:
                 logger.warning("paused; resume it in the UI")
                 said = True
             await asyncio.sleep(POLL_S)
+        if state is not None and state.is_cancelling():
+            logger.warning("cancelled; the run ends by itself unless its worker ends it")
+            await asyncio.sleep(self._worker_s)
+            raise asyncio.CancelledError
         if state is not None and state.is_final():
             raise RolloutError(f"the run was ended from outside: {state.name}: {state.message}")
         return None

@@ -4,13 +4,15 @@ import asyncio
 import itertools
 import json
 import logging
-from collections.abc import Awaitable
+import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
 from prefect.artifacts import (
+    TableArtifact,
+    acreate_link_artifact,
     acreate_progress_artifact,
     acreate_table_artifact,
     aupdate_progress_artifact,
@@ -19,14 +21,11 @@ from prefect.events import emit_event
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rlcore.tracking.curves import draw_curves
 from rlcore.tracking.tracker import Tracking
+from tasks.artifacts import REQUEST_S, RunArtifacts, image_artifact, shown_or_logged
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-REQUEST_S = 30.0
-"""For one artifact, or for the trackers; what is shown never holds the run up for longer."""
 
 FINISH_S = 60.0
 """For trackers to send the rest after the last step."""
@@ -35,7 +34,10 @@ CUT_SHORT_S = 3.0
 """The same where a run fails or is cancelled: everything is to be free within 25 s."""
 
 TABLE_EVERY = 200
-"""The metrics table is renewed every max(1, steps / TABLE_EVERY) steps."""
+"""Metrics table and curves are renewed every max(1, steps / TABLE_EVERY) steps."""
+
+CURVES_SHARE = 0.01
+"""Of the run's time that drawing curves may take: of fast steps they are drawn more rarely."""
 
 SHOWN = {
     "critic/score/mean": "reward",
@@ -53,6 +55,7 @@ class Reporter:
 
     Args:
         run_id: Names the run in every report.
+        flow_run_id: Of the attempt, whose page shows the artifacts; None: of the open page.
         folder: The run folder.
         total_steps: Steps of the run.
         trackers: `trainer.logger`.
@@ -64,6 +67,7 @@ class Reporter:
         self,
         *,
         run_id: str,
+        flow_run_id: str | None,
         folder: Path,
         total_steps: int,
         trackers: list[str],
@@ -75,7 +79,9 @@ class Reporter:
         self._total = total_steps
         self._tracking = Tracking(trackers, folder)
         self._told_failures = 0
-        self._artifact: UUID | None = None
+        self._progress_artifact: UUID | None = None
+        self._artifacts = RunArtifacts(flow_run_id)
+        self._next_drawing = 0.0
         self._rows: list[dict[str, Any]] = []
         self._console = Console(stderr=True)
         self._progress = Progress(
@@ -93,7 +99,7 @@ class Reporter:
         """Show the bar and make the progress artifact."""
         self._progress.start()
         self._progress.update(self._bar, completed=done_steps)
-        self._artifact = await _shown_or_logged(
+        self._progress_artifact = await shown_or_logged(
             acreate_progress_artifact(
                 progress=100.0 * done_steps / max(1, self._total),
                 description=f"run {self._run_id}: step {done_steps} of {self._total}",
@@ -110,21 +116,52 @@ class Reporter:
         if step == 0:
             return
         self._progress.update(self._bar, completed=step)
-        if self._artifact is not None:
-            await _shown_or_logged(
+        if self._progress_artifact is not None:
+            await shown_or_logged(
                 aupdate_progress_artifact(
-                    self._artifact,
+                    self._progress_artifact,
                     progress=100.0 * step / max(1, self._total),
                     description=f"run {self._run_id}: step {step} of {self._total}",
                 )
             )
         self.event("step.completed", step=step, **_shown(metrics))
         if step % max(1, self._total // TABLE_EVERY) == 0 or step == self._total:
-            await _shown_or_logged(
-                acreate_table_artifact(
-                    key="metrics", table=self._rows, description=f"metrics of run {self._run_id}"
+            await self._artifacts.show(
+                TableArtifact(
+                    key="metrics",
+                    table=_even(self._rows),
+                    description=f"metrics of run {self._run_id}",
                 )
             )
+            if time.monotonic() >= self._next_drawing:
+                await self.curves()
+
+    async def curves(self) -> list[Path]:
+        """Draw reward and accuracy so far, show them on the run's page; return the files."""
+        metrics_file = self._folder / "metrics.jsonl"
+        if not metrics_file.is_file():
+            return []
+        files, seconds = await asyncio.to_thread(_drawn, metrics_file, self._folder / "curves")
+        self._next_drawing = time.monotonic() + seconds / CURVES_SHARE
+        for file in files:
+            image = image_artifact(
+                file, key=f"curve-{file.stem}", description=f"{file.stem} of run {self._run_id}"
+            )
+            if image is not None:
+                await self._artifacts.show(image)
+        return files
+
+    async def checkpoint(self, step: int, path: Path) -> None:
+        """Say that a checkpoint is written, with a link to it on the page of its step."""
+        self.event("checkpoint.saved", step=step)
+        await shown_or_logged(
+            acreate_link_artifact(
+                key="checkpoint",
+                link=_link(path),
+                link_text=str(path),
+                description=f"checkpoint {step} of run {self._run_id}",
+            )
+        )
 
     def _tell_of_failed_trackers(self) -> None:
         for failure in self._tracking.failures[self._told_failures :]:
@@ -140,7 +177,7 @@ class Reporter:
         with path.open(encoding="utf-8") as file:
             lines = [json.loads(line) for line in itertools.islice(file, limit)]
         shown = ("prompt", "responses", "ground_truth", "score")
-        await _shown_or_logged(
+        await shown_or_logged(
             acreate_table_artifact(
                 key="generations",
                 table=[{name: line[name] for name in shown} for line in lines],
@@ -175,13 +212,22 @@ class Reporter:
             )
 
 
-async def _shown_or_logged(call: Awaitable[T]) -> T | None:
-    """Await a request of Prefect's server; one that fails is logged, and the run goes on."""
-    try:
-        return await asyncio.wait_for(call, REQUEST_S)
-    except Exception:
-        logger.exception("an artifact could not be written")
-        return None
+def _link(path: Path) -> str:
+    return path.absolute().as_uri()
+
+
+def _drawn(metrics_file: Path, folder: Path) -> tuple[list[Path], float]:
+    """Return the curves' files and the seconds that drawing them took."""
+    import matplotlib.pyplot  # noqa: F401  imported once, over a second: no part of a drawing
+
+    began = time.monotonic()
+    return draw_curves(metrics_file, folder), time.monotonic() - began
+
+
+def _even(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with the same columns each: the UI shows those of the first one only."""
+    columns = ["step", *(name for name in SHOWN.values() if any(name in row for row in rows))]
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def _shown(metrics: dict[str, float]) -> dict[str, float]:

@@ -11,6 +11,12 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 
+DRIVER_LOGS = {
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "rlcore,tasks,flows",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+"""The driver's own warnings stand on the run's page; what belongs to no flow stays off it."""
+
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 DATABASE_NAMES = (DATABASE, "PREFECT_API_DATABASE_CONNECTION_URL")
 """Prefect's names of one setting; the first counts before the second."""
@@ -93,8 +99,9 @@ def deploy_environment(project: Path) -> dict[str, str]:
 def prepare_served_environment(url: str) -> None:
     """Set what runs that this process serves need; prefect.yaml sets it for workers' runs."""
     os.environ["PREFECT_API_URL"] = url
-    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")
-    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "9")
+    wanted = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "PREFECT_CLIENT_MAX_RETRIES": "9"}
+    for name, value in {**wanted, **DRIVER_LOGS}.items():
+        os.environ.setdefault(name, value)
 
 
 def _database(home: Path) -> str:
@@ -110,6 +117,7 @@ def _embedded(home: Path, given: Mapping[str, str]) -> dict[str, str]:
         # The console shows one line per step; everything is in the UI, and on the console with
         # PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL=INFO.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
+        **DRIVER_LOGS,
     }
     kept = {key: given[key] for key in wanted if key in given}
     return {

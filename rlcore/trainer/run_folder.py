@@ -192,6 +192,17 @@ class RunFolder:
             raise FencedError(f"run {self.run_id}: attempt {attempt} was replaced by {latest}")
 
 
+def is_held(folder: Path) -> bool:
+    """Say whether a process holds a run folder (`RunFolder.hold`), as far as can be seen here."""
+    lock = FileLock(folder / "run.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
 class HeldLock:
     """A file lock that names its holder; released by the kernel when the process dies."""
 

@@ -9,7 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelled, Paused, Running, Suspended
+from prefect.states import Cancelled, Cancelling, Paused, Running, Suspended
 
 from rlcore.errors import DeadlineExceededError, RolloutError
 from tasks.attempts import keep_earlier_pages, this_flow_run, was_cancelled
@@ -73,6 +73,20 @@ def test_a_suspended_run_is_told_so_after_the_step_and_not_inside(prefect_sessio
     with pytest.raises(Pause):
         asyncio.run(run())
     assert done == [1, 2]
+
+
+@pytest.mark.integration
+def test_a_cancelled_run_that_no_worker_ends_ends_by_itself(prefect_session):
+    @flow
+    async def run():
+        me = this_flow_run().flow_run_id
+        await set_state(me, Cancelling())
+        began = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await gate_of(me, worker_s=1.5).gate()
+        return time.monotonic() - began
+
+    assert asyncio.run(run()) > 1.5
 
 
 @pytest.mark.integration

@@ -108,6 +108,7 @@ def test_heartbeats_come_often_enough_for_the_automation_that_waits_for_them():
         ("train_step", "end_run"),
         ("rollout_producer", "rollout_producer"),
         ("continue_run", "continue_run"),
+        ("check_heartbeat", "check_heartbeat"),
         ("prepare_data", "prepare_data"),
     ],
 )

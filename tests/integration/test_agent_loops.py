@@ -32,7 +32,7 @@ class MyAgentLoop(AgentLoopBase):
 AGENT = "actor_rollout_ref.rollout.agent"
 
 
-def test_an_agent_loop_written_for_verl_trains(project):
+def test_an_agent_loop_written_for_verl_trains(project, served):
     (project.root / "my_agent_loop.py").write_text(SEED_LOOP)
     (project.root / "my_agents.yaml").write_text(
         "- name: my_agent\n  _target_: my_agent_loop.MyAgentLoop\n"
@@ -41,7 +41,7 @@ def test_an_agent_loop_written_for_verl_trains(project):
         "train", "grpo-tiny", f"{AGENT}.agent_loop_config_path=my_agents.yaml",
         f"{AGENT}.default_agent_loop=my_agent", "trainer.total_training_steps=2",
         "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1",
-        "trainer.runs_root=runs-seed",
+        "trainer.runs_root=runs-seed", **served,
     )  # fmt: skip
     assert code == 0, output
     [path] = project.root.glob("runs-seed/*/metrics.jsonl")
@@ -49,9 +49,9 @@ def test_an_agent_loop_written_for_verl_trains(project):
     assert any(step.get("num_turns/mean") == 2 for step in steps), steps
 
 
-def test_the_calculator_preset_trains(project):
+def test_the_calculator_preset_trains(project, served):
     prepare_reasoning_gym("chain_sum", project.root / "data" / "chain_sum", size=32, test_size=8)
-    code, output = project.run("train", "calculator-tiny", "trainer.runs_root=runs-tools")
+    code, output = project.run("train", "calculator-tiny", "trainer.runs_root=runs-tools", **served)
     assert code == 0, output
     [path] = project.root.glob("runs-tools/*/metrics.jsonl")
     steps = [json.loads(line) for line in path.read_text().splitlines()]

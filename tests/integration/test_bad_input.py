@@ -64,36 +64,40 @@ def test_the_module_is_the_same_command(project):
     assert "Traceback" not in text
 
 
-def test_devices_that_another_run_holds_are_refused_with_its_name(project):
+def test_devices_that_another_run_holds_are_refused_with_its_name(project, served):
     import os
 
     folder = project.root / "tmp" / f"rollflow-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     with HeldLock(folder / "devices.lock", holder="run nightly-7", what="the devices"):
-        code, text = project.run("train", "grpo-tiny", "trainer.runs_root=held")
+        code, text = project.run("train", "grpo-tiny", "trainer.runs_root=held", **served)
     assert code == 2
     assert "held by run nightly-7" in text
     assert "Traceback" not in text
     assert runs_of(project, "held") == []
 
 
-def test_a_folder_that_another_run_holds_is_refused_with_its_name(project):
+def test_a_folder_that_another_run_holds_is_refused_with_its_name(project, served):
     path = project.root / "held-folder"
     folder = RunFolder.create(path, run_id="nightly-8", request={"preset": "grpo-tiny"})
     before = folder.record()
     with HeldLock(path / "run.lock", holder="run nightly-8", what=str(path)):
-        code, text = project.run("train", "grpo-tiny", f"trainer.default_local_dir={path}")
+        code, text = project.run(
+            "train", "grpo-tiny", f"trainer.default_local_dir={path}", **served
+        )
     assert code == 2
     assert f"{path} is held by run nightly-8 (pid " in text
     assert "Traceback" not in text
     assert folder.record() == before
 
 
-def test_a_ray_cluster_with_too_few_cpus_is_refused_with_both_numbers(project, ray_head, tmp_path):
+def test_a_ray_cluster_with_too_few_cpus_is_refused_with_both_numbers(
+    project, served, ray_head, tmp_path
+):
     address = ray_head(tmp_path, project.environment(), num_cpus=1)
     code, text = project.run(
         "train", "grpo-tiny", f"ray.address={address}", "trainer.runs_root=small",
-        HOME=str(tmp_path),
+        HOME=str(tmp_path), **served,
     )  # fmt: skip
     assert code == 2
     assert f"the Ray cluster at {address} has 1 CPUs, the run needs 2" in text
@@ -101,7 +105,7 @@ def test_a_ray_cluster_with_too_few_cpus_is_refused_with_both_numbers(project, r
     assert runs_of(project, "small") == []
 
 
-def test_a_reward_function_that_raises_ends_the_run_with_row_and_traceback(project):
+def test_a_reward_function_that_raises_ends_the_run_with_row_and_traceback(project, served):
     (project.root / "raises.py").write_text(RAISES)
     code, text = project.run(
         "train",
@@ -109,6 +113,7 @@ def test_a_reward_function_that_raises_ends_the_run_with_row_and_traceback(proje
         "reward.custom_reward_function.path=raises.py",
         "trainer.val_before_train=false",
         "trainer.runs_root=raising",
+        **served,
     )
     assert code == 1, text[-3000:]
     said = text[text.index("error: ") :]

@@ -63,14 +63,16 @@ def no_process_is_left(project):
     return check
 
 
-def test_an_engine_that_breaks_ends_the_run_at_once_with_its_error(project, no_process_is_left):
+def test_an_engine_that_breaks_ends_the_run_at_once_with_its_error(
+    project, served, no_process_is_left
+):
     (project.root / "breaks.py").write_text(ENGINE)
     folder = project.root / "broken"
     began = time.monotonic()
     code, text = project.run(
         "train", "grpo-tiny", "trainer.user_modules=[breaks.py]",
         "actor_rollout_ref.rollout.name=breaks", "trainer.val_before_train=False",
-        f"trainer.default_local_dir={folder}", "trainer.runs_root=breaking",
+        f"trainer.default_local_dir={folder}", "trainer.runs_root=breaking", **served,
     )  # fmt: skip
     assert code == 1, text[-4000:]
     assert "replica-0 is dead: MemoryError('no room for keys and values')" in text, text[-6000:]
@@ -80,14 +82,16 @@ def test_an_engine_that_breaks_ends_the_run_at_once_with_its_error(project, no_p
     assert no_process_is_left()
 
 
-def test_a_hook_that_hangs_ends_run_and_process_after_its_deadline(project, no_process_is_left):
+def test_a_hook_that_hangs_ends_run_and_process_after_its_deadline(
+    project, served, no_process_is_left
+):
     (project.root / "hangs.py").write_text(MODE)
     folder = project.root / "hung"
     code, text = project.run(
         "train", "grpo-tiny", "trainer.user_modules=[hangs.py]",
         "trainer.v1.trainer_mode=hangs", "deadlines.update_weights=4",
         "trainer.val_before_train=False", f"trainer.default_local_dir={folder}",
-        "trainer.runs_root=hanging",
+        "trainer.runs_root=hanging", **served,
     )  # fmt: skip
     assert code == 1, text[-4000:]
     assert "hook on_train_begin of Hangs did not return within 20 s (step 0)" in text

@@ -1,9 +1,11 @@
 """Ctrl-C on a real run: everything is freed in time, the run is resumable, Prefect knows.
 
-One run for all: cancelled by Ctrl-C, resumed and killed by a second one, resumed to its end.
+One run for all: cancelled by Ctrl-C in the middle of a weight update, resumed and killed by a
+second one, resumed to its end. By Prefect during rollout: test_a_long_run.py.
 """
 
 import json
+import shutil
 import signal
 import sqlite3
 import time
@@ -20,6 +22,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400
 CANCEL_S = 25
 """Prefect's worker kills a cancelled run after 30 s; ours has to have freed everything by then."""
 
+START_S = 150
+ENGINE = Path(__file__).with_name("user_code") / "faulty_engine.py"
 ROOT = "cancelled"
 
 TRACKER = """
@@ -47,12 +51,11 @@ class Ended:
         return json.loads((self.run / "run.json").read_text())["attempts"]
 
 
-def interrupted(project, process, beginning, *, times, gone_s=5):
-    """Send Ctrl-C as often as said once a line is on the console; wait for the end.
+def interrupted(project, process, family, *, times, gone_s=5):
+    """Send Ctrl-C as often as said; wait for the end.
 
-    What belonged to the run may take `gone_s` seconds more to be gone.
+    What belonged to the run, `family`, may take `gone_s` seconds more to be gone.
     """
-    family = project.until(process, beginning)
     began = time.monotonic()
     for _ in range(times):
         process.send_signal(signal.SIGINT)
@@ -68,11 +71,24 @@ def interrupted(project, process, beginning, *, times, gone_s=5):
 @pytest.fixture(scope="module")
 def cancelled(project):
     (project.root / "hangs.py").write_text(TRACKER)
+    shutil.copy(ENGINE, project.root)
+    hold, held = project.root / "hold_update", project.root / "held"
+    hold.touch()
     process = project.start(
-        "train", "grpo-tiny", f"trainer.runs_root={ROOT}", "trainer.user_modules=[hangs.py]",
+        "train", "grpo-tiny", f"trainer.runs_root={ROOT}",
+        "trainer.user_modules=[hangs.py,faulty_engine.py]",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=faulty",
         "trainer.logger=[console,file,hangs]", "trainer.max_attempts=4",
     )  # fmt: skip
-    return interrupted(project, process, "step    2/4", times=1)
+    family = project.until(process, "step    1/4")
+    ends = time.monotonic() + START_S
+    while not held.exists():
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < ends, "no update is held"
+        time.sleep(0.2)
+    ended = interrupted(project, process, family, times=1)
+    hold.unlink()
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +96,13 @@ def killed(project, cancelled):
     process = project.start(
         "resume", cancelled.run.name, "--runs-root", ROOT, "trainer.logger=[console,file]"
     )
-    return interrupted(project, process, "step    3/4", times=2, gone_s=30)
+    family = project.until(process, "step    3/4")
+    return interrupted(project, process, family, times=2, gone_s=30)
 
 
-def test_ctrl_c_frees_everything_in_time_also_beside_a_tracker_that_hangs(project, cancelled):
+def test_ctrl_c_in_an_update_frees_everything_in_time_also_beside_a_tracker_that_hangs(
+    project, cancelled
+):
     assert cancelled.seconds < CANCEL_S
     assert cancelled.code == 130
     assert cancelled.left == []

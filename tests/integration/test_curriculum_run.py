@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def fed_rows(run):
@@ -24,17 +24,19 @@ def only_run(project, root):
     return run
 
 
-def test_a_resumed_curriculum_goes_the_way_of_one_without_a_stop(project):
+def test_a_resumed_curriculum_goes_the_way_of_one_without_a_stop(project, served):
     same = ["actor_rollout_ref.rollout.full_determinism=true", f"data.cache_dir={project.root}/c"]
-    code, text = project.run("train", "grpo-tiny-curriculum", *same, "trainer.runs_root=whole")
+    code, text = project.run(
+        "train", "grpo-tiny-curriculum", *same, "trainer.runs_root=whole", **served
+    )
     assert code == 0, text[-3000:]
     whole = only_run(project, "whole")
     first = [*same, "trainer.runs_root=parts", "trainer.default_local_dir=parts/run"]
     code, text = project.run(
-        "train", "grpo-tiny-curriculum", *first, "trainer.total_training_steps=3"
+        "train", "grpo-tiny-curriculum", *first, "trainer.total_training_steps=3", **served
     )
     assert code == 0, text[-3000:]
-    code, text = project.run("train", "grpo-tiny-curriculum", *first)
+    code, text = project.run("train", "grpo-tiny-curriculum", *first, **served)
     assert code == 0, text[-3000:]
     parts = project.root / "parts" / "run"
     assert fed_rows(parts) == fed_rows(whole)

@@ -10,7 +10,7 @@ from prefect.states import Crashed, Failed, Running
 
 from tasks.automations import apply_automations, read_automations
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.on_server]
 
 
 @pytest.fixture(scope="module")

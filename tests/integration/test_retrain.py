@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.on_server]
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,8 @@ def test_embedded_home_is_beside_the_runs(tmp_path):
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "rlcore,tasks,flows",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     }
     assert os.path.isdir(home)
 
