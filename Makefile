@@ -12,13 +12,16 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
+.PHONY: docs train test test-training test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
 test: setup ## Run the tests (at most 5 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow" '--jaxtyping-packages=$(CHECKED)'
+	$(BIN)/pytest -m "not slow and not ranks" '--jaxtyping-packages=$(CHECKED)'
+
+test-training: setup ## Training on several ranks, critic, adapters: processes, Ray, whole runs (at most 5 minutes)
+	$(BIN)/pytest -m ranks
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
 	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100

@@ -237,10 +237,11 @@ def _reinforce_pp(inputs: AdvantageInputs, gamma: float = 1.0, whiten: bool = Tr
     return reinforce_pp(inputs.token_rewards, inputs.mask, gamma, whiten)
 
 
-# Not registered here: the phases that compute what these need register them under verl's names,
-# `ADV_ESTIMATORS.register("gae")(GAE)`, so that a name that can be chosen can be trained with.
 GAE = Estimator(_gae, needs=("values",), reads=("gamma", "lam", "whiten"))
 """For a trainer with a critic, whose values of the batch are in the column `values`."""
+ADV_ESTIMATORS.register("gae")(GAE)
 
+# Not registered here: the phase that computes what it needs registers it under verl's name,
+# `ADV_ESTIMATORS.register("remax")(REMAX)`, so that a name that can be chosen can be trained with.
 REMAX = Estimator(_remax, needs=("baselines",))
 """For a trainer that also scores one greedy response per prompt."""

@@ -78,8 +78,6 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
     (f"{_A}nccl_timeout", ANY, "no NCCL group is made", "see deadlines"),
     (f"{_A}model.use_remove_padding", ANY, "it changes speed only; trajectories are packed",
      LEAVE_OUT),
-    (f"{_A}model.enable_gradient_checkpointing", ANY,
-     "it changes memory only; activations are kept", "lower ppo_max_token_len_per_gpu"),
     (f"{_A}model.enable_activation_offload", (False,), "activations stay where they are",
      LEAVE_OUT),
     (f"{_A}model.use_liger", (False,), "liger kernels need a GPU", LEAVE_OUT),
@@ -98,7 +96,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
     (f"{_A}model.tokenizer_path", (None,), "the tokenizer lies in the model folder", LEAVE_OUT),
     (f"{_A}model.hf_config_path", (None,), "config.json lies in the model folder", LEAVE_OUT),
     # --- actor
-    (f"{_A}actor.strategy", ("fsdp", "fsdp2"), "one rank needs no sharding", LEAVE_OUT),
+    (f"{_A}actor.strategy", ("fsdp", "fsdp2"), "parameters are sharded by FSDP2", LEAVE_OUT),
     (f"{_A}actor.ppo_micro_batch_size", (None,), "verl replaced it",
      f"set {_A}actor.ppo_micro_batch_size_per_gpu"),
     (f"{_A}actor.policy_loss.clip_cov_ratio", (0.0002,), _NO_COV, LEAVE_OUT),
@@ -157,7 +155,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      f"set {_A}actor.grad_clip"),
     # --- reference model
     # (a reference model is trained by nobody: these size or trace it)
-    (f"{_A}ref.strategy", ("fsdp", "fsdp2"), "one rank needs no sharding", LEAVE_OUT),
+    (f"{_A}ref.strategy", ("fsdp", "fsdp2"), "parameters are sharded by FSDP2", LEAVE_OUT),
     (f"{_A}ref.log_prob_micro_batch_size", ANY,
      "log-probs are computed in the actor's micro-batches", LEAVE_OUT),
     (f"{_A}ref.log_prob_micro_batch_size_per_gpu", ANY,
@@ -244,7 +242,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      "set critic.optim.lr_scheduler_type"),
     ("critic.optim.clip_grad", (1.0,), "clipping has a key of its own",
      f"set {_A}actor.grad_clip"),
-    ("critic.strategy", ("fsdp", "fsdp2"), "one rank needs no sharding", LEAVE_OUT),
+    ("critic.strategy", ("fsdp", "fsdp2"), "parameters are sharded by FSDP2", LEAVE_OUT),
     ("critic.ulysses_sequence_parallel_size", (1,), _OTHER_SHARDING, LEAVE_OUT),
     ("critic.fsdp.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
     ("critic.fsdp_config.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
@@ -282,7 +280,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
     ("reward_model.*", (None,), _MOVED, "see reward"),
     ("sandbox_fusion.*", (None,), "no sandbox is called", LEAVE_OUT),
     # --- trainer
-    ("trainer.balance_batch", ANY, "one rank has nothing to balance", LEAVE_OUT),
+    ("trainer.balance_batch", ANY, "ranks are always balanced", LEAVE_OUT),
     ("trainer.use_v1", (True,), "verl's legacy trainer has no counterpart: its "
      "RayPPOTrainer and fit() are replaced by trainer.v1", "leave it out; a subclass of the legacy "
      "trainer becomes a trainer mode: @register_trainer in a file of trainer.user_modules"),

@@ -19,7 +19,10 @@ from rlcore.config import RunConfig
 from rlcore.config.arguments import estimator_settings, weight_settings
 from rlcore.config.corrections import rejections
 from rlcore.errors import DataError
+from rlcore.trainer.reference_critic import KLPenalty
 from rlcore.types import SampledBatch
+
+PENALTY_COLUMNS = ("old_log_probs", "ref_log_prob")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +77,7 @@ def compute_advantage(
     spec: AdvantageSpec,
     *,
     baselines: Mapping[str, float] | None = None,
+    kl: KLPenalty | None = None,
 ) -> dict[str, float]:
     """Write `advantages` and `returns` of every row, and what corrects it; return their metrics.
 
@@ -85,19 +89,26 @@ def compute_advantage(
         batch: The leased rows.
         spec: What is asked for.
         baselines: Score of the greedy response per uid, for the estimator that needs it.
+        kl: Penalty that is taken off the rewards.
 
     Raises:
         DataError: a row is incomplete, or a reward of `reward_keys` is missing.
         ValueError: the numbers are not fit for the estimator.
     """
-    rows = queue.get(partition_id, batch.keys, spec.columns)
+    columns = {*spec.columns, *(PENALTY_COLUMNS if kl is not None else ())}
+    rows = queue.get(partition_id, batch.keys, sorted(columns))
     lengths = [len(row) for row in rows["response_mask"]]
     padded = {name: pad_sequence(values, batch_first=True) for name, values in rows.items()}
     mask = padded["response_mask"]  # [B, T]
+    rewards = padded["rm_scores"]
+    scores = torch.tensor([tag["reward"] for tag in batch.tags], dtype=torch.float32)
+    penalty: dict[str, float] = {}
+    if kl is not None:
+        rewards, scores, penalty = kl(padded, scores, mask)
     inputs = AdvantageInputs(
         mask=mask,
-        token_rewards=padded["rm_scores"],
-        scores=torch.tensor([tag["reward"] for tag in batch.tags], dtype=torch.float32),
+        token_rewards=rewards,
+        scores=scores,
         groups=[tag["uid"] for tag in batch.tags],
         sessions=[tag["session_id"] for tag in batch.tags],
         out_index=[int(key.rpartition("_")[2]) for key in batch.keys],
@@ -106,7 +117,7 @@ def compute_advantage(
         score_matrix=_score_matrix(batch, spec.reward_keys) if spec.reward_keys else None,
     )
     advantages, returns = spec.estimator(inputs, **spec.settings)
-    metrics = _metrics(advantages, returns, mask)
+    metrics = _metrics(advantages, returns, mask) | penalty
     written = {"advantages": advantages, "returns": returns}
     if spec.corrects:
         correction = correct_rollout(
