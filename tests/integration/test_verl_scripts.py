@@ -14,6 +14,8 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "data" / "verl_scripts"
 def test_a_script_trains(project, path):
     root = f"runs-of-{path.stem}"
     shrunk = (SCRIPTS / "shrunk.txt").read_text().split()
+    if "critic.model.path" in path.read_text():
+        shrunk.append("critic.model.path=models/tiny")
     code, text = project.run(
         "train", "--from-verl", str(path), *shrunk, f"trainer.runs_root={root}"
     )
@@ -24,6 +26,7 @@ def test_a_script_trains(project, path):
     # 8 prompts in mini-batches of 4: two optimizer steps, as the script's keys ask for.
     assert steps[-1]["training/prompts_fed"] == 8
     config = json.loads((folder / "config.json").read_text())
-    assert config["trainer"]["experiment_name"] == "grpo_0_5b"
-    assert config["actor_rollout_ref"]["actor"]["clip_ratio_high"] == 0.2
+    if path.stem == "grpo":
+        assert config["trainer"]["experiment_name"] == "grpo_0_5b"
+        assert config["actor_rollout_ref"]["actor"]["clip_ratio_high"] == 0.2
     assert (folder / "model" / "config.json").is_file()
