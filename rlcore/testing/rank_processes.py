@@ -45,6 +45,21 @@ class RankWorker:
         chosen = parts[self.ranks.rank]
         return chosen, *self.worker.compute_log_prob(key, _chosen(rows, chosen))
 
+    def update_critic(self, key: CallKey, rows: Rows, groups: list[str]) -> dict[str, float]:
+        """See TrainingWorker.update_critic."""
+        share = self.worker.share(key, groups, _lengths(rows), of="critic")
+        own = _chosen(rows, share.rows)
+        return self.worker.update_critic(key, own, [groups[i] for i in share.rows], share.steps)
+
+    def compute_values(
+        self, key: CallKey, rows: Rows, groups: list[str]
+    ) -> tuple[list[int], list[torch.Tensor]]:
+        """Return the numbers of this rank's rows and their values."""
+        everything = range(len(groups))
+        parts = balanced_rows(everything, groups, _lengths(rows), self.ranks.size)
+        chosen = parts[self.ranks.rank]
+        return chosen, self.worker.compute_values(key, _chosen(rows, chosen))[0]["values"]
+
     def weights(self) -> torch.Tensor:
         """Return all weights in one line, whole."""
         parameters = self.worker.policy.model.parameters()

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoConfig, PreTrainedModel
 
 from rlcore.errors import CheckpointError
@@ -72,8 +74,8 @@ def write_checkpoint(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _quiet(), _without_checksums():
-            writer = dcp.FileSystemWriter(folder / STATE, thread_count=1)
-            dcp.save(dict(state), storage_writer=writer)
+            writer = FileSystemWriter(folder / STATE, thread_count=1)
+            save(dict(state), storage_writer=writer)
         random = folder / RANDOM.format(ranks.rank)
         torch.save(torch.get_rng_state(), random)
         _flush(random)
@@ -96,12 +98,12 @@ def read_checkpoint(
     try:
         counters = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
         _check_format(folder, counters.pop("format_version", None))
-        saved = dcp.FileSystemReader(folder / STATE).read_metadata().state_dict_metadata
+        saved = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata
         _make_moments(model, optimizer, saved)
         state = trained_state(model, optimizer)
         _check_same_model(folder, saved, state)
         with _quiet():
-            dcp.load(state, checkpoint_id=folder / STATE)
+            load(state, checkpoint_id=folder / STATE)
         random = folder / RANDOM.format(ranks.rank)
         if random.exists():  # fewer ranks may have written it
             torch.set_rng_state(torch.load(random, weights_only=True))
@@ -121,7 +123,8 @@ def export_model(folder: Path, model: PreTrainedModel, source: Path, ranks: Rank
         CheckpointError: it cannot be written.
     """
     # The type the base model was stored in: float32 copies of bf16 models help nobody.
-    dtype = AutoConfig.from_pretrained(source).dtype or torch.float32
+    stored = AutoConfig.from_pretrained(source).dtype
+    dtype = stored if isinstance(stored, torch.dtype) else torch.float32
     named = dict(merged_tensors(model, dtype))
     if not ranks.is_first:
         return

@@ -44,8 +44,7 @@ class ValueModel(RowModel):
         super().__init__(
             model, dtype=dtype, packing=packing, gradient_checkpointing=gradient_checkpointing
         )
-        self.model: PreTrainedModel = model.base_model
-        self.place(ResponseValues(self.model), ranks or Ranks())
+        self.place(ResponseValues(self.model.base_model), ranks or Ranks())
 
     def values(self, layout: Layout) -> Float[Tensor, " M"]:
         """Return the value of every response token, row after row."""
@@ -60,9 +59,10 @@ class ValueModel(RowModel):
 class ResponseValues(nn.Module):
     """Body and head: the root that FSDP shards."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        assert isinstance(model, PreTrainedModel)
         self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -78,7 +78,7 @@ class ResponseValues(nn.Module):
 class ValueUpdater(Updater):
     """Makes optimizer steps on a value model."""
 
-    columns = VALUE_COLUMNS
+    columns: tuple[str, ...] = VALUE_COLUMNS
 
     def __init__(self, model: ValueModel, spec: CriticSpec, ranks: Ranks | None = None) -> None:
         super().__init__(model, spec.optimizer, ranks or Ranks())

@@ -89,5 +89,6 @@ def _merged(tensor: Tensor, layer: LoraLayer | None, dtype: torch.dtype | None) 
     if layer is None:
         is_cast = isinstance(tensor, DTensor) and dtype is not None and tensor.is_floating_point()
         return whole(tensor.detach().to(dtype) if is_cast else tensor.detach())
-    down, up = (whole(side[ADAPTER].weight.detach()) for side in (layer.lora_A, layer.lora_B))  # pyright: ignore[reportIndexIssue]
+    sides = (layer.lora_A, layer.lora_B)
+    down, up = (whole(side.get_submodule(ADAPTER).get_parameter("weight")) for side in sides)
     return whole(tensor.detach()) + layer.scaling[ADAPTER] * (up @ down)

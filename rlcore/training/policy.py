@@ -65,7 +65,7 @@ class Policy(RowModel):
     def freeze(self) -> None:
         """Let no gradient flow to the weights from now on."""
         for parameter in self.model.parameters():
-            parameter.requires_grad_(requires_grad=False)
+            parameter.requires_grad = False
 
 
 class ResponseLogProbs(nn.Module):

@@ -7,10 +7,17 @@ from transformers import AutoModelForCausalLM
 from rlcore.checkpoint_engine.segment import read_tensors
 from rlcore.errors import CheckpointError, FencedError, NonFiniteLossError
 from rlcore.testing.rank_processes import RankProcesses, RankWorker
+from rlcore.training.batches import MicroBatchLimits
+from rlcore.training.plan import CriticSpec, LoraSpec, OptimizerSpec, UpdatePlan
 from rlcore.training.ranks import Ranks
+from rlcore.training.schedule import LearningRate
 
 pytestmark = pytest.mark.ranks
-TIMES = {"perf/update_seconds": 0.0, "perf/log_prob_seconds": 0.0}
+TIMES = {
+    "perf/update_critic_seconds": 0.0,
+    "perf/update_seconds": 0.0,
+    "perf/log_prob_seconds": 0.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +67,41 @@ def test_two_ranks_step_as_one(pair, make_spec, make_key, make_rows, changes):
         assert (found - moved).norm() < 2e-3 * (moved - before).norm()
     held = pair.call("local_elements")
     assert sum(held) == len(moved) and max(held) < 0.6 * len(moved)
+
+
+def test_the_critic_of_two_ranks_is_that_of_one(
+    pair, make_spec, make_key, make_rows, model_path, tmp_path
+):
+    rows, groups = make_rows(num_groups=3)
+    rate, limits = LearningRate(peak=1e-2), MicroBatchLimits(max_rows=2, max_tokens=1)
+    critic = CriticSpec(
+        model_path=model_path,
+        optimizer=OptimizerSpec(learning_rate=rate, limits=limits),
+        plan=UpdatePlan(learning_rate=rate, mini_batch_groups=2),
+        forward_limits=limits,
+    )
+    rows["values"] = [torch.zeros(len(response)) for response in rows["responses"]]
+    rows["returns"] = [torch.full_like(v, i % 3) for i, v in enumerate(rows["values"])]
+    spec = make_spec(critic=critic, lora=LoraSpec(rank=2), has_reference=True)
+    one = RankWorker(spec, Ranks())
+    pair.build(spec)
+    wanted = one.update_critic(make_key(1), rows, groups)
+    for metrics in pair.call("update_critic", make_key(1), rows, groups):
+        assert_same(metrics, wanted)
+    _, values = one.compute_values(make_key(2), rows, groups)
+    for chosen, found in pair.call("compute_values", make_key(2), rows, groups):
+        for row, value in zip(chosen, found, strict=True):
+            assert torch.allclose(value, values[row], atol=1e-4)
+    # adapters on two ranks: trained, merged, and the base below them
+    wanted = one.update_actor(make_key(2), rows, groups)
+    assert_same(pair.call("update_actor", make_key(2), rows, groups)[0], wanted)
+    meta, _ = pair.call("publish_weights", make_key(2), tmp_path, "float32")
+    published = {name: tensor.clone() for name, tensor in read_tensors(meta)}
+    alone = one.publish_weights(make_key(2), tmp_path, "float32")
+    for name, tensor in read_tensors(alone):
+        assert torch.allclose(published[name], tensor, atol=1e-5), name
+    pair.call("save_checkpoint", make_key(2), tmp_path / "actor")
+    one.load_checkpoint(make_key(2), tmp_path / "actor")
 
 
 def test_the_order_of_rows_does_not_matter(pair, make_spec, make_key, make_rows):
