@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
 from rlcore.cluster.calls import wait_for_reply
-from rlcore.errors import RLCoreError
+from rlcore.errors import DeadlineExceededError, RLCoreError
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +33,19 @@ def call_together(
             where others could not go on without it, all are ended.
     """
     replies = [getattr(handle, method).remote(*args) for handle in handles]
-    failed = _first_failure(replies, deadline_s) if len(replies) > 1 else None
-    if failed is None:
-        ranks, left_s = range(len(replies)), deadline_s if len(replies) == 1 else TOGETHER_S
-    else:
+    names = [f"trainer rank {rank}: {method}" for rank in range(len(replies))]
+    if len(replies) == 1:
+        return wait_for_reply(replies[0], what=names[0], deadline_s=deadline_s)
+    failed = _first_failure(replies, deadline_s)
+    if failed is not None:
+        is_overdue = not ray.wait([replies[failed]], timeout=0)[0]
         _end_those_that_wait(handles, replies, failed, method)
-        ranks, left_s = [failed], 0.1
-    ends = time.monotonic() + left_s
+        if is_overdue:
+            raise DeadlineExceededError(f"{names[failed]} did not answer within {deadline_s:g} s")
+        return wait_for_reply(replies[failed], what=names[failed], deadline_s=TOGETHER_S)
     answers = [
-        wait_for_reply(
-            replies[rank],
-            what=f"trainer rank {rank}: {method}",
-            deadline_s=max(ends - time.monotonic(), 0.1),
-        )
-        for rank in ranks
+        wait_for_reply(reply, what=name, deadline_s=TOGETHER_S)
+        for reply, name in zip(replies, names, strict=True)
     ]
     return answers[0]
 

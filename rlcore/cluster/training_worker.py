@@ -74,7 +74,8 @@ class TrainingWorkerActor:
             ConfigError: a user's module or the model cannot be loaded.
         """
         load_user_modules(user_modules)
-        hold_segment(segment_path(SHARED_MEMORY, spec.run_id))
+        if self._rank == 0:  # which writes the published weights
+            hold_segment(segment_path(SHARED_MEMORY, spec.run_id))
         # Imported here: the driver imports this module, and needs neither model nor queue.
         from rlcore.buffer.transfer_queue import attached_queue
         from rlcore.training.ranks import Ranks
