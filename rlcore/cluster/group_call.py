@@ -39,7 +39,7 @@ def call_together(
     failed = _first_failure(replies, deadline_s)
     if failed is not None:
         is_overdue = not ray.wait([replies[failed]], timeout=0)[0]
-        _end_those_that_wait(handles, replies, failed, method)
+        failed = _end_those_that_wait(handles, replies, failed, method)
         if is_overdue:
             raise DeadlineExceededError(f"{names[failed]} did not answer within {deadline_s:g} s")
         return wait_for_reply(replies[failed], what=names[failed], deadline_s=TOGETHER_S)
@@ -52,10 +52,13 @@ def call_together(
 
 def _end_those_that_wait(
     handles: Sequence[ActorHandle], replies: list[ray.ObjectRef], failed: int, method: str
-) -> None:
+) -> int:
+    """Return which rank is to blame: a dead one before those that lost their connection to it."""
     done, _ = ray.wait(replies, num_returns=len(replies), timeout=TOGETHER_S)
-    if len(done) == len(replies) and not _is_dead(replies[failed]):
-        return
+    dead = [rank for rank, reply in enumerate(replies) if _is_dead(reply)]
+    failed = dead[0] if dead else failed
+    if len(done) == len(replies) and not dead:
+        return failed
     logger.error(
         "trainer rank %d failed in %s: the whole group ends, since its other ranks wait for it",
         failed,
@@ -63,6 +66,7 @@ def _end_those_that_wait(
     )
     for handle in handles:
         ray.kill(handle)
+    return failed
 
 
 def _first_failure(replies: Sequence[ray.ObjectRef], deadline_s: float) -> int | None:
