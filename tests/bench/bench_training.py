@@ -1,7 +1,7 @@
 """The training engine with and without sharing prompts.
 
 An update of groups with the shared prompt computed once (A) against once per response
-  (B), the same rows, the shape of the SmolLM2 job. Target: at least 3.
+(B), the same rows, the shape of the SmolLM2 job. Target: at least 3.
 
 Interleaved: one of A, one of B, and so on; the median of the pairs' ratios and their spread.
 
@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-
 
 from rlcore.testing.update_rows import random_rows
 from rlcore.training.policy import Policy
