@@ -12,13 +12,13 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-training test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
+.PHONY: docs train test test-training test-async test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
-test: setup ## Run the tests (at most 5 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow and not ranks" '--jaxtyping-packages=$(CHECKED)'
+test: setup ## Run the tests (about 11 minutes on 2 cores)
+	$(BIN)/pytest -m "not slow and not async_modes and not ranks" '--jaxtyping-packages=$(CHECKED)'
 
 test-training: setup ## Training on several ranks, critic, adapters: processes, Ray, whole runs (at most 5 minutes)
 	$(BIN)/pytest -m ranks
@@ -28,6 +28,9 @@ coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of th
 
 mutation: setup ## Mutants of rlcore/algorithms (signs, constants, masks): at least 90 % must die
 	$(BIN)/python tests/mutation/mutate.py
+
+test-async: setup ## Whole runs of the asynchronous modes beside sync
+	$(BIN)/pytest -m async_modes tests/integration
 
 test-prefect: setup ## Whole runs as their users start them: deployment, cancel, bad input, model export
 	$(BIN)/pytest -m slow tests/integration

@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands_deploy import deploy, serve
+from flows.commands_runs import export, rollback, runs, stop
 from flows.embedded_server import start_embedded_server
 from flows.environment import (
     LOOPBACK,
@@ -106,6 +108,9 @@ def train(
         prepare_prefect_environment(runs_root)
         from flows.train import train as train_flow
 
+        if from_verl is not None:
+            # Checked above; the typed form of `config` lacks the keys that are only satisfied.
+            train_flow = train_flow.with_options(validate_parameters=False)
         summary = _run(train_flow, preset=request.preset, overrides=values, config=request.config)
         _tell_summary(summary, runs_root)
 
@@ -171,19 +176,46 @@ def doctor(
             raise typer.Exit(REFUSED)
 
 
+@app.command("check-env")
+def check_env(
+    preset: Preset,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Training prompts to try.")] = 2,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions of each.")] = 2,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who writes in the model's place: random, calls or FILE.py:FUNCTION.",
+            show_default="calls where there are tools, else random",
+        ),
+    ] = None,
+) -> None:
+    """Try a preset's sessions, tools and rewards without the model: what the trainer would see."""
+    with told_clearly():
+        from flows.check_env import show_environment
+        from rlcore.config import resolve_config
+
+        resolved = resolve_config(preset, overrides or [])
+        _tell_notices(resolved.notices)
+        show_environment(resolved.config, prompts=prompts, sessions=sessions, policy=policy)
+
+
 @app.command()
 def prepare(
     name: Annotated[
         str,
         typer.Argument(
-            help="smollm2, tiny, chain_sum, or a reasoning-gym task.", show_default=False
+            help="smollm2, tiny, questions (of a CSV or JSON lines file), or a reasoning-gym task.",
+            show_default=False,
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="out=FOLDER; for tasks also size=, test_size=, seed= and the task's own settings.",
+            help="out=FOLDER; for tasks also size=, test_size=, seed=, level= and the task's own "
+            "settings; for questions file=, question=, answer=, data_source=, extraction=, "
+            "system=, test_size=, seed=; for both model=FOLDER, whose tokens are counted.",
             show_default=False,
         ),
     ] = None,
@@ -194,8 +226,13 @@ def prepare(
 
         values = overrides_as_dict(overrides or [])
         out = values.pop("out", None)
-        for folder in _prepare(name, None if out is None else str(out), values):
+        from rlcore.data.prepare import prepare_named, read_report
+
+        for folder in prepare_named(name, None if out is None else str(out), values):
             typer.echo(f"ready: {folder}")
+            report = read_report(folder)
+            for line in report.lines() if report else []:
+                typer.echo(line)
 
 
 @app.command()
@@ -310,7 +347,7 @@ def told_clearly() -> Iterator[None]:
 
 def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
     """Run a flow to its end; Prefect's own verdicts become exit codes."""
-    from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, TerminationSignal
+    from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, Pause, TerminationSignal
 
     if prefect_api_url() is None:
         start_embedded_server()
@@ -319,6 +356,9 @@ def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
         return asyncio.run(flow(**parameters))
     except (CancelledRun, TerminationSignal):
         typer.secho("cancelled", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except Pause:
+        typer.secho("suspended; `rollflow resume` continues it", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except (CrashedRun, FailedRun) as error:
         _tell_error(error)
@@ -371,21 +411,6 @@ def _check_as_json(request: Any, *, with_data: bool) -> None:
         raise typer.Exit(REFUSED)
 
 
-def _prepare(name: str, out: str | None, values: dict[str, Any]) -> list[Path]:
-    from rlcore.data import prepare as preparations
-
-    if name in {"smollm2", "tiny"}:
-        if values:
-            raise ConfigError(f"prepare {name} takes out=FOLDER only, not {', '.join(values)}")
-        if name == "tiny":
-            return list(preparations.prepare_tiny(out or "."))
-        return [preparations.prepare_smollm2(out or preparations.SMOLLM2_FOLDER)]
-    folder = out or str(Path("data") / name)
-    if name == "chain_sum":
-        values = {**preparations.CHAIN_SUM_DIFFICULTY, **values}
-    return [preparations.prepare_reasoning_gym(name, folder, **values)]
-
-
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -424,6 +449,10 @@ def _tell_error(error: Exception) -> None:
 
 def _print_json(content: dict[str, Any]) -> None:
     typer.echo(json.dumps(content, indent=2))
+
+
+for command in (deploy, serve, runs, export, stop, rollback):
+    app.command()(told_clearly()(command))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from rlcore.errors import (
     RolloutError,
     TransientError,
 )
-from rlcore.reward.function import load_reward_function
+from rlcore.reward.loop import RewardLoopManager
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.types import PromptSpec, SessionRecord, TokenOutput
@@ -149,7 +149,7 @@ class AgentLoopWorkerActor:
         mistake in the user's code would look like a fault that a retry may cure.
 
         Raises:
-            ConfigError: a user's module or function, or the tokenizer, cannot be loaded.
+            ConfigError: a user's module or function, a tool or the tokenizer cannot be loaded.
         """
         if self._running is not None:
             return
@@ -162,8 +162,9 @@ class AgentLoopWorkerActor:
             queue=self._queue,
             client=LLMServerClient(self._router, self._config.rollout_seed),
             tokenizer=load_tokenizer(model.path, model.trust_remote_code),
-            reward_function=load_reward_function(self._config),
+            rewards=RewardLoopManager(self._config),
         )
+        await self._worker.prepare()
         self._running = asyncio.create_task(self._worker.run_forever())
 
     async def status(self) -> WorkerStatus:

@@ -194,7 +194,7 @@ class Cluster:
             self._undo.callback(ray.shutdown)
         self.executors = ExecutorPool(
             NUM_EXECUTORS,
-            user_modules=self.config.trainer.user_modules,
+            user_modules=self.config.python_files,
             on_fence=self._give_up,
             limits=PoolLimits(start_deadline_s=self.config.deadlines.start),
         )
@@ -258,6 +258,7 @@ class Cluster:
             self.attempt,
             deadline_s=deadlines.queue,
             max_failure_ratio=self.config.reward.max_failure_ratio,
+            capacity=self.config.transfer_queue.backend.SimpleStorage.total_storage_size,
         )
         self._at_end("ledger", ray.kill, self.ledger.handle)
         self.queue_host = start_queue_host(
@@ -276,10 +277,17 @@ class Cluster:
             run_id=self.folder.run_id,
             attempt=self.attempt,
             folder=self.folder.path,
-            total_steps=self.total_steps,
+            total_steps=self.total_steps * self._inner_steps(),
             log_address=self.executors.log_address,
         )
         self._at_end("trainer", self.training.stop)
+
+    def _inner_steps(self) -> int:
+        # Imported here: modes import this package's clients.
+        from rlcore.trainer.modes import get_trainer_cls
+
+        mode = get_trainer_cls(self.config.trainer.v1.trainer_mode)
+        return mode.inner_steps_of(self.config)
 
     def _start_replicas(self) -> None:
         self.replicas = start_replicas(

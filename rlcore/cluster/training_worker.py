@@ -95,11 +95,11 @@ class TrainingWorkerActor:
         self._worker.give_up(key)
 
     def compute_log_prob(
-        self, key: CallKey, partition_id: str, batch: SampledBatch
+        self, key: CallKey, partition_id: str, batch: SampledBatch, keeps_start: bool = False
     ) -> dict[str, float]:
         """Write `old_log_probs` and `entropy` of the batch; return their metrics."""
         keys, rows = self._read_own(partition_id, batch, [*FORWARD_COLUMNS, "rollout_log_probs"])
-        columns, metrics = self._worker.compute_log_prob(key, rows)
+        columns, metrics = self._worker.compute_log_prob(key, rows, keeps_start=keeps_start)
         self._write(partition_id, keys, columns)
         return metrics
 
@@ -252,7 +252,12 @@ class TrainingGroup:
         return balance_metrics(_uids(batch), _lengths(batch), len(self.handles))
 
     def compute_log_prob(
-        self, key: CallKey, partition_id: str, batch: SampledBatch
+        self,
+        key: CallKey,
+        partition_id: str,
+        batch: SampledBatch,
+        *,
+        keeps_start: bool = False,
     ) -> dict[str, float]:
         """Write `old_log_probs` and `entropy` of the batch; return their metrics.
 
@@ -260,7 +265,7 @@ class TrainingGroup:
             FencedError, DataError: see TrainingWorker.compute_log_prob.
             DeadlineExceededError, ActorUnavailableError: a rank does not answer.
         """
-        return self._call("compute_log_prob", key, partition_id, batch)
+        return self._call("compute_log_prob", key, partition_id, batch, keeps_start)
 
     def update_actor(
         self, key: CallKey, partition_id: str, batch: SampledBatch

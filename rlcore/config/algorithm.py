@@ -15,7 +15,6 @@ from rlcore.config.base import (
     Trajectories,
     Words,
 )
-from rlcore.config.pending import FILTER_GROUPS
 
 Threshold = Factor | str | None
 
@@ -36,13 +35,13 @@ class KLControlConfig(Section):
 class FilterGroupsConfig(Section):
     """DAPO's dynamic sampling: groups whose metric is the same in all sessions are replaced."""
 
-    enable: Annotated[bool, FILTER_GROUPS] = False
+    enable: bool = False
     """Replace such groups."""
-    metric: Annotated[str | None, FILTER_GROUPS] = None
-    """`reward`, or a key that the reward function returns (`acc`)."""
-    max_inflight_gen_batches: Annotated[Batches, FILTER_GROUPS] = Field(default=1, gt=0)
+    metric: str | None = None
+    """`reward`, or a key that the reward function returns (`acc`); null: `reward`."""
+    max_inflight_gen_batches: Batches = Field(default=1, gt=0)
     """Batches that are generated at the same time at most."""
-    max_num_gen_batches: Annotated[Count, FILTER_GROUPS] = Field(default=0, ge=0)
+    max_num_gen_batches: Count = Field(default=0, ge=0)
     """Batches that are generated for one step at most; 0: no limit (verl does not read it)."""
 
 

@@ -5,6 +5,7 @@ A number's type says its unit (`Tokens`, `Seconds`): the JSON Schema and `rollfl
 """
 
 import os
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -28,12 +29,12 @@ class Section(BaseModel):
     )
 
 
-class SchemaNote:
+class SchemaNote(ABC):
     """Metadata of a field that adds words to its JSON Schema."""
 
+    @abstractmethod
     def notes(self) -> dict[str, str]:
         """Return what is added."""
-        raise NotImplementedError
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: Any) -> dict[str, Any]:
         return {**handler(core_schema), **self.notes()}
@@ -76,6 +77,7 @@ Int = Annotated[int, BeforeValidator(_refuse_bool)]
 Float = Annotated[float, BeforeValidator(_refuse_bool)]
 
 Tokens = Annotated[Int, Unit("tokens")]
+Characters = Annotated[Int, Unit("characters")]
 Prompts = Annotated[Int, Unit("prompts")]
 Sessions = Annotated[Int, Unit("sessions per prompt")]
 Trajectories = Annotated[Int, Unit("trajectories")]

@@ -34,6 +34,8 @@ class NamedKind:
     """verl's names of what has no counterpart, and why."""
     registered_by: str = ""
     """How a file of `trainer.user_modules` registers one."""
+    listed_in: Callable[[RunConfig], str | None] = lambda _: None
+    """Returns the file of the configuration that names more, if there is one."""
     suggestion: str = ""
     """What to set instead; empty: the only one that works, or the list."""
 
@@ -104,8 +106,8 @@ KINDS: tuple[NamedKind, ...] = (
         key="trainer.v1.trainer_mode",
         kind="trainer mode",
         read=lambda config: (config.trainer.v1.trainer_mode,),
-        works=("sync",),
-        not_yet=("colocate_async", "separate_async"),
+        works=("colocate_async", "sync"),
+        not_yet=("separate_async",),
         registered_by="@register_trainer",
     ),
     NamedKind(
@@ -124,8 +126,8 @@ KINDS: tuple[NamedKind, ...] = (
         key=f"{_ROLLOUT}agent.default_agent_loop",
         kind="agent loop",
         read=lambda config: (config.actor_rollout_ref.rollout.agent.default_agent_loop,),
-        works=("single_turn_agent",),
-        not_yet=("tool_agent",),
+        works=("single_turn_agent", "tool_agent"),
+        listed_in=lambda config: config.actor_rollout_ref.rollout.agent.agent_loop_config_path,
         never={"diffusion_single_turn_agent": "there are no image models"},
         registered_by="@register of rlcore.agent_loop",
     ),
@@ -142,11 +144,18 @@ KINDS: tuple[NamedKind, ...] = (
         suggestion="set it to naive, which serves replicas on the training host",
     ),
     NamedKind(
+        key="reward.reward_manager.name",
+        kind="reward manager",
+        read=lambda config: (config.reward.reward_manager.name,),
+        works=("dapo", "limited", "naive", "rate_limited"),
+        not_yet=("gdpo", "remote"),
+        registered_by="@REWARD_MANAGERS.register",
+    ),
+    NamedKind(
         key="trainer.logger",
         kind="tracker",
         read=lambda config: config.trainer.logger,
-        works=("console", "file", "tensorboard"),
-        not_yet=("wandb",),
+        works=("console", "file", "tensorboard", "wandb"),
         never=dict.fromkeys(
             ("mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "rl_insight"),
             "the trackers of rollflow are console, file, tensorboard and wandb",
@@ -155,9 +164,6 @@ KINDS: tuple[NamedKind, ...] = (
     ),
 )  # fmt: skip
 
-REWARD_MANAGERS: Final = ("naive", "dapo", "rate_limited", "limited", "gdpo", "remote")
-"""Names of `reward.reward_manager.name`; those that are not there yet are refused by its marker."""
-
 
 def kind_of(key: str) -> NamedKind:
     """Return the table's entry of a key."""
@@ -165,10 +171,12 @@ def kind_of(key: str) -> NamedKind:
 
 
 def unknown_names(config: RunConfig) -> Iterator[Problem]:
-    """Names that nothing registers; with user modules these are looked up after loading."""
+    """Names that nothing registers; user modules and lists are looked into after loading."""
     if config.trainer.user_modules:
         return
     for kind in KINDS:
+        if kind.listed_in(config) is not None:
+            continue
         for name in kind.read(config):
             if name not in kind.works:
                 yield kind.problem_with(name)

@@ -56,16 +56,8 @@ HOSTS: Final = NotYet(reason="training runs on one host so far", fix="set it to 
 DEVICE: Final = NotYet(reason="training runs on the CPU so far", fix="set it to cpu")
 
 # --- issue "Asynchrony"
-COLOCATE_ASYNC: Final = NotYet(
-    reason="trainer mode colocate_async is not there yet, and it has no effect in sync mode"
-)
-SEPARATE_ASYNC: Final = NotYet(
-    reason="trainer mode separate_async is not there yet, and it has no effect in sync mode"
-)
-STALENESS: Final = Hint(reason="sync mode has staleness 0")
+LENDING: Final = NotYet(reason="idle training devices are not lent to generation")
 REFILL: Final = NotYet(reason="failed groups are dropped and replaced in every mode")
-SAMPLER: Final = NotYet(reason="samplers of your own are not there yet")
-FILTER_GROUPS: Final = NotYet(reason="groups are not filtered by their rewards yet")
 QUEUE_ALWAYS: Final = Hint(reason="rows always travel through TransferQueue")
 STORAGE: Final = NotYet(reason="other storage back ends are not there yet")
 STORAGE_SIZE: Final = Hint(reason="the storage grows with the run")
@@ -86,19 +78,10 @@ BACKEND_MODULE: Final = NotYet(
 )
 
 # --- issue "Agents, tools, rewards and data"
-TOOLS: Final = NotYet(reason="tools and several turns are not there yet")
-AGENT_LOOP_FILE: Final = NotYet(
-    reason="agent loops from a YAML list are not there yet",
-    fix="register the loop in a file of trainer.user_modules and name it in "
-    "actor_rollout_ref.rollout.agent.default_agent_loop or in the row's agent_name",
-)
-REWARD_WORKERS: Final = Hint(reason="rewards are computed by the agent loop workers")
-REWARD_MANAGER: Final = NotYet(
-    reason="other reward managers are not there yet", fix="set reward.custom_reward_function"
-)
-REWARD_KWARGS: Final = NotYet(
-    reason="settings of reward managers are not there yet",
-    fix="set reward.custom_reward_function.reward_kwargs",
+REWARD_MANAGER_MODULE: Final = NotYet(
+    reason="reward managers are registered by name",
+    fix="register it (@REWARD_MANAGERS.register) in a file of trainer.user_modules, and set "
+    "reward.reward_manager.name",
 )
 REWARD_MODEL: Final = NotYet(reason="reward models are not there yet")
 ROLLOUT_DUMPS: Final = NotYet(reason="dumps of all responses are not there yet")

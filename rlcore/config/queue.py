@@ -11,8 +11,9 @@ from rlcore.config.pending import PROMETHEUS, QUEUE_ALWAYS, STORAGE, STORAGE_SIZ
 class SimpleStorageConfig(Section):
     """Rows in the memory of Ray actors."""
 
-    total_storage_size: Annotated[Count | None, STORAGE_SIZE] = Field(default=None, ge=1)
-    """Rows at most; null: no limit (verl: 100000)."""
+    total_storage_size: Count | None = Field(default=None, ge=1)
+    """Rows at most: claims of prompts wait while it might be exceeded; null: no limit (verl:
+    100000)."""
     num_data_storage_units: Annotated[Processes, STORAGE_SIZE] = Field(default=8, ge=1)
     """Processes that hold them."""
 

@@ -5,16 +5,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlcore.config.base import (
+    Count,
     Devices,
     Factor,
     Hosts,
+    Megabytes,
     PathText,
     Processes,
+    Seconds,
     Section,
     Share,
     Tokens,
 )
-from rlcore.config.pending import REWARD_KWARGS, REWARD_MANAGER, REWARD_MODEL, REWARD_WORKERS
+from rlcore.config.pending import REWARD_MANAGER_MODULE, REWARD_MODEL
 
 
 class CustomRewardFunctionConfig(Section):
@@ -23,6 +26,21 @@ class CustomRewardFunctionConfig(Section):
     path: PathText | None = None
     """Python file; null: the rule registered for the row's data source."""
     name: str = "compute_score"
+    """Function in that file, sync or async."""
+    reward_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Passed on to the function."""
+
+
+class NamedRewardConfig(Section):
+    """One of several rewards that are added up (ours)."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """Name of the part in metrics and rows."""
+    weight: Factor = 1.0
+    """Factor of its score in the sum."""
+    path: PathText | None = None
+    """Python file; null: the rule registered for the row's data source."""
+    function: str = "compute_score"
     """Function in that file, sync or async."""
     reward_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed on to the function."""
@@ -40,11 +58,13 @@ class RewardManagerModuleConfig(Section):
 class RewardManagerConfig(Section):
     """What stands round the reward function."""
 
-    source: Literal["register", "importlib"] = "register"
+    source: Annotated[Literal["register", "importlib"], REWARD_MANAGER_MODULE] = "register"
     """Where the manager comes from: a registered name, or a module."""
     name: str = "naive"
-    """`naive`; `dapo`: a penalty for overlong responses; `rate_limited`: for judges."""
-    module: RewardManagerModuleConfig = Field(default_factory=RewardManagerModuleConfig)
+    """`naive`; `dapo`: a penalty for overlong responses; `rate_limited` (`limited`): for judges."""
+    module: Annotated[RewardManagerModuleConfig, REWARD_MANAGER_MODULE] = Field(
+        default_factory=RewardManagerModuleConfig
+    )
     """A reward manager of the user's."""
 
 
@@ -92,19 +112,29 @@ class RewardConfig(Section):
         default_factory=CustomRewardFunctionConfig
     )
     """A reward function of the user's."""
-    reward_manager: Annotated[RewardManagerConfig, REWARD_MANAGER] = Field(
-        default_factory=RewardManagerConfig
-    )
+    functions: tuple[NamedRewardConfig, ...] = ()
+    """Several named rewards; the score is the weighted sum (ours)."""
+    reward_manager: RewardManagerConfig = Field(default_factory=RewardManagerConfig)
     """What stands round the reward function."""
-    reward_kwargs: Annotated[RewardKwargsConfig, REWARD_KWARGS] = Field(
-        default_factory=RewardKwargsConfig
-    )
+    reward_kwargs: RewardKwargsConfig = Field(default_factory=RewardKwargsConfig)
     """Settings of the reward manager `dapo`."""
     reward_model: Annotated[RewardModelConfig, REWARD_MODEL] = Field(
         default_factory=RewardModelConfig
     )
     """A reward model or judge."""
-    num_workers: Annotated[Processes, REWARD_WORKERS] = Field(default=8, ge=1)
-    """Processes that score."""
+    num_workers: Processes = Field(default=2, ge=1)
+    """Processes that score, shared out over the agent loop workers (verl: 8)."""
+    timeout: Seconds = Field(default=60.0, gt=0)
+    """Seconds for one response; a process that takes longer is killed (ours; verl: no limit)."""
+    max_memory_mb: Megabytes = Field(default=4096, ge=64)
+    """Memory that a scoring process may add to that of its start (ours; verl: no limit)."""
+    max_concurrent: Count = Field(default=1, ge=1)
+    """`rate_limited`: responses that are scored at a time, by as many processes."""
+    max_rpm: Count | None = Field(default=None, ge=1)
+    """`rate_limited`: responses per minute; null: no limit."""
+    max_tpm: Tokens | None = Field(default=None, ge=1)
+    """`rate_limited`: tokens per minute; null: no limit."""
+    estimated_tokens_per_request: Tokens = Field(default=2000, ge=1)
+    """`rate_limited`: tokens that a response counts towards `max_tpm`."""
     max_failure_ratio: Share = Field(default=0.5, ge=0, le=1)
     """A larger share of failed sessions than this ends the run (ours)."""

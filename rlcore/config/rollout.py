@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlcore.config.base import (
+    Characters,
     Count,
     Devices,
     Factor,
@@ -12,6 +13,7 @@ from rlcore.config.base import (
     Megabytes,
     PathText,
     Processes,
+    Seconds,
     Section,
     Seed,
     Sessions,
@@ -20,14 +22,12 @@ from rlcore.config.base import (
     Tokens,
 )
 from rlcore.config.pending import (
-    AGENT_LOOP_FILE,
     BACKEND_MODULE,
     BACKEND_OPTION,
     BUCKETS,
     GPU_ENGINE,
     MODEL_LEN,
     ROLLOUT_POOL,
-    TOOLS,
 )
 
 
@@ -53,30 +53,32 @@ class AgentConfig(Section):
     """AgentLoopWorkers, each supervised by one producer (verl: 8; one keeps small hosts busy)."""
     default_agent_loop: str = "single_turn_agent"
     """Agent loop of rows that name none in `agent_name`."""
-    agent_loop_config_path: Annotated[PathText | None, AGENT_LOOP_FILE] = None
-    """YAML list of agent loops, each with a name and a `_target_`."""
+    agent_loop_config_path: PathText | None = None
+    """YAML list of agent loops: name, _target_ and constructor arguments."""
 
 
 class MultiTurnConfig(Section):
-    """Limits of sessions with tools and several turns."""
+    """The built-in `tool_agent`."""
 
-    enable: bool | None = None
-    """verl does not read it: agent loops take as many turns as they like."""
     max_assistant_turns: Count | None = Field(default=None, ge=1)
-    """Turns of the model at most; null: no limit."""
+    """Turns of the model at most; null: as many as fit the response."""
     max_user_turns: Count | None = Field(default=None, ge=1)
-    """Turns of the other side at most; null: no limit."""
-    tool_config_path: PathText | None = None
-    """YAML of tools."""
-    function_tool_path: PathText | None = None
-    """Python file of tool functions."""
+    """Rounds of tool answers at most; null: as many as fit the response."""
     max_parallel_calls: Count = Field(default=1, ge=1)
-    """Tool calls of one turn that run at the same time at most."""
-    max_tool_response_length: Tokens = Field(default=256, ge=1)
-    """Length of a tool's answer at most, in characters as in verl."""
-    tool_response_truncate_side: Literal["left", "right", "middle"] = "middle"
-    """Which part of a longer answer is cut out."""
-    format: str = "hermes"
+    """Tool calls of one turn that are run, at the same time; further ones are left out."""
+    max_invalid_calls: Count | None = Field(default=None, ge=1)
+    """Calls that failed or could not be run after which the session ends; null: no limit (ours)."""
+    max_tool_response_length: Characters = Field(default=256, ge=1)
+    """Characters of a tool's answer at most."""
+    tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
+    """Which part of a longer answer is kept; `middle` keeps both ends."""
+    tool_timeout: Seconds = Field(default=30.0, gt=0)
+    """Seconds for one call of a tool (ours; verl: no limit)."""
+    num_tool_workers: Processes = Field(default=2, ge=1)
+    """Processes of each agent loop worker that run sync tools (ours)."""
+    function_tool_path: PathText | None = None
+    """Python file, or installed module, with functions marked `@function_tool`."""
+    format: Literal["hermes", "qwen3_coder"] = "hermes"
     """How the model writes tool calls."""
 
 
@@ -123,8 +125,8 @@ class RolloutConfig(Section):
     """Sampling of validation."""
     agent: AgentConfig = Field(default_factory=AgentConfig)
     """Agent loops."""
-    multi_turn: Annotated[MultiTurnConfig, TOOLS] = Field(default_factory=MultiTurnConfig)
-    """Tools and several turns."""
+    multi_turn: MultiTurnConfig = Field(default_factory=MultiTurnConfig)
+    """The built-in `tool_agent`."""
     checkpoint_engine: CheckpointEngineConfig = Field(default_factory=CheckpointEngineConfig)
     """Weight updates."""
     num_replicas: Processes = Field(default=1, ge=1)

@@ -15,9 +15,11 @@ from rlcore.config import (
     rules_rollout,
     rules_training,
 )
+from rlcore.config.data_rules import DATA_RULES
 from rlcore.config.names import unknown_names
 from rlcore.config.pending import NotYet
 from rlcore.config.problems import Problem
+from rlcore.config.reward_rules import REWARD_RULES
 from rlcore.config.run import RunConfig
 from rlcore.config.tree import default_of, markers, value_at
 
@@ -45,6 +47,8 @@ RULES: tuple[Rule, ...] = (
     *rules_rollout.RULES,
     *rules_async.RULES,
     *rules_devices.RULES,
+    *DATA_RULES,
+    *REWARD_RULES,
 )
 
 

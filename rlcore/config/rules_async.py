@@ -6,7 +6,9 @@ from typing import Final
 
 from rlcore.config.problems import Problem
 from rlcore.config.run import RunConfig
+from rlcore.config.tree import default_of
 
+_MODE_SECTIONS: Final = ("colocate_async", "separate_async")
 _MODE: Final = "trainer.v1.trainer_mode"
 _SEPARATE: Final = "trainer.v1.separate_async."
 _SAMPLER: Final = "trainer.v1.sampler."
@@ -42,7 +44,8 @@ def separate_async_is_whole(config: RunConfig) -> Iterator[Problem]:
             fix=f"set it to {inner * mini}",
             involves=(f"{_SEPARATE}parameter_sync_step", _MINI, _MODE),
         )
-    if rollout.nnodes * rollout.n_gpus_per_node == 0:
+    on_gpu = config.trainer.device == "cuda"
+    if on_gpu and rollout.nnodes * rollout.n_gpus_per_node == 0:
         yield Problem(
             path=f"{_ROLLOUT}nnodes",
             value=rollout.nnodes,
@@ -69,6 +72,27 @@ def separate_async_is_whole(config: RunConfig) -> Iterator[Problem]:
             fix="set it to true",
             involves=(_MODE, "reward.reward_model.enable"),
         )
+
+
+def settings_of_another_mode_do_nothing(config: RunConfig) -> Iterator[Problem]:
+    """A built-in mode does not read the section of another; modes of your own may read both."""
+    v1 = config.trainer.v1
+    if v1.trainer_mode not in ("sync", *_MODE_SECTIONS):
+        return
+    for mode in _MODE_SECTIONS:
+        if mode == v1.trainer_mode:
+            continue
+        for key in ("num_warmup_batches", "parameter_sync_step", "in_flight_update"):
+            path = f"trainer.v1.{mode}.{key}"
+            value = getattr(getattr(v1, mode), key, None)
+            if value is not None and value != default_of(path):
+                yield Problem(
+                    path=path,
+                    value=value,
+                    reason=f"it has no effect with {_MODE}={v1.trainer_mode}",
+                    fix=f"leave it out, or set {_MODE}={mode}",
+                    involves=(_MODE,),
+                )
 
 
 def warm_up_stays_fresh(config: RunConfig) -> Iterator[Problem]:
@@ -167,6 +191,7 @@ def validation_only_validates(config: RunConfig) -> Iterator[Problem]:
 
 RULES = (
     separate_async_is_whole,
+    settings_of_another_mode_do_nothing,
     warm_up_stays_fresh,
     storage_holds_what_is_in_flight,
     custom_sampler_is_a_class_in_a_file,

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from rlcore.config.names import REWARD_MANAGERS
 from rlcore.config.problems import Problem
 from rlcore.config.run import RunConfig
 
@@ -93,7 +92,7 @@ def overlong_buffer_fits(config: RunConfig) -> Iterator[Problem]:
 
 
 def reward_manager_has_a_place(config: RunConfig) -> Iterator[Problem]:
-    """A manager is a registered name or a module, and a module has a path."""
+    """A manager from a module has a path."""
     manager = config.reward.reward_manager
     if manager.source == "importlib" and manager.module.path is None:
         yield Problem(
@@ -102,18 +101,6 @@ def reward_manager_has_a_place(config: RunConfig) -> Iterator[Problem]:
             reason="reward.reward_manager.source=importlib needs it",
             fix="set it to a Python file, or source=register",
             involves=("reward.reward_manager.source",),
-        )
-    if (
-        manager.source == "register"
-        and manager.name not in REWARD_MANAGERS
-        and not config.trainer.user_modules
-    ):
-        yield Problem(
-            path="reward.reward_manager.name",
-            value=manager.name,
-            reason="there is no reward manager of that name",
-            fix=f"choose from {', '.join(REWARD_MANAGERS)}",
-            involves=("trainer.user_modules",),
         )
 
 

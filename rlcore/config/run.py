@@ -76,6 +76,12 @@ class RunConfig(Section):
         return self
 
     @property
+    def python_files(self) -> tuple[str, ...]:
+        """Files of the user's that processes with a copy of the trainer load at their start."""
+        sampler = self.trainer.v1.sampler.custom_sampler.path
+        return (*self.trainer.user_modules, *(() if sampler is None else (sampler,)))
+
+    @property
     def num_threads(self) -> int:
         """Threads of tensor maths in each process that computes, given or all cores of this host.
 

@@ -21,15 +21,12 @@ from rlcore.config.base import (
     Words,
 )
 from rlcore.config.pending import (
-    COLOCATE_ASYNC,
     CRITIC_CHECKPOINTS,
     DEVICE,
     HOSTS,
+    LENDING,
     REFILL,
     ROLLOUT_DUMPS,
-    SAMPLER,
-    SEPARATE_ASYNC,
-    STALENESS,
     VALIDATION_DUMPS,
 )
 
@@ -67,7 +64,12 @@ class SeparateAsyncConfig(Section):
     """Batches that are fed before step 1: the depth of the pipeline."""
     parameter_sync_step: Count = Field(default=4, ge=1)
     """Inner steps between two weight updates of the replicas."""
-    hybrid_rollout: HybridRolloutConfig = Field(default_factory=HybridRolloutConfig)
+    in_flight_update: bool = False
+    """Freeze running requests during an update and let them go on with their keys and values of
+    the older weights, instead of cutting them off and reading their prefix again (ours)."""
+    hybrid_rollout: Annotated[HybridRolloutConfig, LENDING] = Field(
+        default_factory=HybridRolloutConfig
+    )
     """Lending of training devices to generation."""
 
 
@@ -83,18 +85,21 @@ class CustomSamplerConfig(Section):
 class SamplerConfig(Section):
     """Which finished groups a step trains."""
 
-    max_off_policy_threshold: Annotated[Steps | None, STALENESS] = Field(default=8, ge=1)
+    max_off_policy_threshold: Steps | None = Field(default=8, ge=1)
     """Weight versions that a group may span; 1: on-policy, null: no limit."""
-    max_off_policy_strategy: Annotated[Literal["drop", "wait", "pace"], STALENESS] = "drop"
-    """Stale groups are dropped, waited for, or not begun (`pace`, ours)."""
+    max_off_policy_strategy: Literal["drop", "wait", "pace"] = "drop"
+    """Stale groups are dropped, waited for, or not begun (`pace`, ours); idle in sync mode."""
+    staleness_basis: Literal["dispatch", "tokens"] = "dispatch"
+    """Count from the step that fed a prompt (verl), or from its oldest token's version (ours)."""
     sync_refill_failed_groups: Annotated[bool, REFILL] = True
     """Replace groups with failed sessions in sync mode too (verl: false, they are padded)."""
-    custom_sampler: Annotated[CustomSamplerConfig, SAMPLER] = Field(
-        default_factory=CustomSamplerConfig
-    )
+    custom_sampler: CustomSamplerConfig = Field(default_factory=CustomSamplerConfig)
     """A ReplayBuffer of the user's."""
-    sampler_kwargs: Annotated[dict[str, Any], SAMPLER] = Field(default_factory=dict[str, Any])
+    sampler_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed on to it."""
+
+
+StepsPerPage = Annotated[Steps, Field(ge=1)] | Literal["auto"]
 
 
 class V1Config(Section):
@@ -102,13 +107,9 @@ class V1Config(Section):
 
     trainer_mode: str = "sync"
     """`sync`: generate, train and update weights in turn; others by name, or one of your own."""
-    colocate_async: Annotated[ColocateAsyncConfig, COLOCATE_ASYNC] = Field(
-        default_factory=ColocateAsyncConfig
-    )
+    colocate_async: ColocateAsyncConfig = Field(default_factory=ColocateAsyncConfig)
     """Settings of that mode."""
-    separate_async: Annotated[SeparateAsyncConfig, SEPARATE_ASYNC] = Field(
-        default_factory=SeparateAsyncConfig
-    )
+    separate_async: SeparateAsyncConfig = Field(default_factory=SeparateAsyncConfig)
     """Settings of that mode."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     """Which finished groups a step trains."""
@@ -126,7 +127,7 @@ class TrainerConfig(Section):
     experiment_name: str = "train"
     """Name of the run in trackers and in the run id (verl: gsm8k)."""
     logger: Words = ("console", "tensorboard", "file")
-    """Trackers (verl: console and wandb; these need no account)."""
+    """Trackers: console, tensorboard, file, wandb (verl: console and wandb)."""
     nnodes: Annotated[Hosts, HOSTS] = Field(default=1, ge=1)
     """Hosts of the training worker."""
     n_gpus_per_node: Devices = Field(default=1, ge=1)
@@ -161,8 +162,12 @@ class TrainerConfig(Section):
     """Folder for all responses of every step."""
     validation_data_dir: Annotated[PathText | None, VALIDATION_DUMPS] = None
     """Folder for all responses of every validation."""
-    steps_per_page: Steps = Field(default=1, ge=1)
-    """Steps on one page (subflow) of the Prefect UI (ours)."""
+    steps_per_page: StepsPerPage = Field(default=1)
+    """Steps on one page (subflow) of the Prefect UI; `auto` groups fast ones (ours)."""
+    max_wall_s: Seconds | None = Field(default=None, gt=0)
+    """End the attempt after the step in which this many seconds since its start are over (ours)."""
+    prefect_outage_s: Seconds = Field(default=600, ge=0)
+    """Wait this long for a Prefect server that does not answer (ours)."""
     max_attempts: Count = Field(default=3, ge=1)
     """Attempts of one run before it is given up (ours)."""
     max_nonfinite_steps: Count = Field(default=3, ge=1)

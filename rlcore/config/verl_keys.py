@@ -39,7 +39,8 @@ class VerlKey:
 
 
 _A = "actor_rollout_ref."
-_NO_TOOLS = "tools and several turns are not there yet"
+_NO_TOOLS = "tools are functions of a Python file"
+_TOOLS_KEY = f"set {_A}rollout.multi_turn.function_tool_path"
 _NO_COV = "clip_cov and kl_cov are not among the losses"
 _OTHER_ENGINE = "it sizes a GPU engine that is not in use"
 _OTHER_SHARDING = "it sizes sharding over GPUs; there is one rank"
@@ -61,18 +62,15 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      f"set {_A}model.trust_remote_code"),
     ("data.tokenizer", (None,), "the tokenizer belongs to the model", f"set {_A}model.path"),
     ("data.use_shm", (False,), "files are read where they lie", LEAVE_OUT),
-    ("data.custom_cls.*", (None,), "data sets of your own are not there yet",
-     "write your rows to parquet"),
-    ("data.sampler.*", (None,), "samplers of your own are not there yet", "use data.shuffle"),
     ("data.datagen.*", (None,), "generated data is not there yet", "write your rows to parquet"),
     ("data.image_key", ("images",), "images are not there yet", LEAVE_OUT),
     ("data.video_key", ("videos",), "videos are not there yet", LEAVE_OUT),
     ("data.audio_key", ("audios",), "audio is not there yet", LEAVE_OUT),
     ("data.return_multi_modal_inputs", ANY, "there are no images to return", LEAVE_OUT),
-    ("data.function_tool_path", (None,), _NO_TOOLS, LEAVE_OUT),
+    ("data.function_tool_path", (None,), _NO_TOOLS, _TOOLS_KEY),
     ("data.image_patch_size", ANY, "there are no images", LEAVE_OUT),
     ("data.mm_processor_kwargs.*", ({},), "there are no images", LEAVE_OUT),
-    ("data.tool_config_path", (None,), _NO_TOOLS, LEAVE_OUT),
+    ("data.tool_config_path", (None,), _NO_TOOLS, _TOOLS_KEY),
     # --- model
     (f"{_A}hybrid_engine", (True,), "training and generation share the host", LEAVE_OUT),
     (f"{_A}nccl_timeout", ANY, "no NCCL group is made", "see deadlines"),
@@ -198,6 +196,11 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      LEAVE_OUT),
     (f"{_A}rollout.multi_turn.tokenization_sanity_check_mode", ANY,
      "model output is never re-tokenised, so there is nothing to compare", LEAVE_OUT),
+    (f"{_A}rollout.multi_turn.enable", (True, False, None), "rows and the default agent loop "
+     "choose; verl does not read it either", f"set {_A}rollout.agent.default_agent_loop"),
+    (f"{_A}rollout.multi_turn.tool_config_path", (None,), _NO_TOOLS, _TOOLS_KEY),
+    (f"{_A}rollout.multi_turn.interaction_config_path", (None,), "verl does not read it either",
+     f"write an agent loop and list it in {_A}rollout.agent.agent_loop_config_path"),
     (f"{_A}rollout.prompt_length", (), "it is the data's", "set data.max_prompt_length"),
     (f"{_A}rollout.response_length", (), "it is the data's", "set data.max_response_length"),
     (f"{_A}rollout.do_sample", (True,), "training always samples", LEAVE_OUT),
@@ -339,11 +342,6 @@ REFUSED_VALUES: dict[str, RefusedValue] = {
         values=("full",),
         reason="the KL over the whole vocabulary is not computed (nor in verl)",
         fix="set it to kl",
-    ),
-    "data.truncation": RefusedValue(
-        values=("left", "right", "middle"),
-        reason="the agent loop would answer a question of which part is cut off",
-        fix="data.filter_overlong_prompts=true leaves such prompts out; or raise max_prompt_length",
     ),
     f"{_A}actor.optim.lr_scheduler_type": RefusedValue(
         values=("linear", "wsd"),

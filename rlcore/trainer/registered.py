@@ -7,8 +7,9 @@ driver, before Ray or anything else is started.
 
 from typing import Any
 
-from rlcore.agent_loop import single_turn
+from rlcore.agent_loop import single_turn, tool_agent
 from rlcore.agent_loop.base import AGENT_LOOPS
+from rlcore.agent_loop.choice import read_agent_loops
 from rlcore.algorithms import ADV_ESTIMATORS, POLICY_LOSSES
 from rlcore.checkpoint_engine import naive
 from rlcore.checkpoint_engine.base import CHECKPOINT_ENGINES
@@ -17,13 +18,14 @@ from rlcore.config.names import KINDS, NamedKind
 from rlcore.config.problems import Problem, report
 from rlcore.errors import ConfigError
 from rlcore.registry import Registry
+from rlcore.reward.managers import REWARD_MANAGERS
 from rlcore.rollout.engine import ENGINES
 from rlcore.tracking.tracker import TRACKERS
 from rlcore.trainer import modes
 from rlcore.trainer.base import TRAINERS
 from rlcore.user_code import load_user_modules
 
-BUILT_IN = (single_turn, naive, modes)
+BUILT_IN = (single_turn, tool_agent, naive, modes)
 """Importing these registers what ships."""
 
 _REGISTRIES: dict[str, Registry[Any]] = {
@@ -33,6 +35,7 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     "actor_rollout_ref.rollout.name": ENGINES,
     "actor_rollout_ref.rollout.agent.default_agent_loop": AGENT_LOOPS,
     "actor_rollout_ref.rollout.checkpoint_engine.backend": CHECKPOINT_ENGINES,
+    "reward.reward_manager.name": REWARD_MANAGERS,
     "trainer.logger": TRACKERS,
 }
 
@@ -48,26 +51,33 @@ def check_registered(config: RunConfig) -> None:
     """Load the user modules, and check every name that nothing built in has.
 
     Raises:
-        ConfigError: a user module cannot be loaded, or names are registered nowhere; all are
-            listed.
+        ConfigError: a user module or the list of agent loops cannot be loaded, or names are
+            registered nowhere; all are listed.
     """
     load_user_modules(config.trainer.user_modules)
     problems = [
         _unregistered(kind, name, config)
         for kind in KINDS
         for name in kind.read(config)
-        if name not in kind.works and name not in registered_names(kind.key)
+        if name not in kind.works and name not in _known(kind, config)
     ]
     if problems:
-        raise ConfigError(report(problems, "after loading trainer.user_modules"))
+        raise ConfigError(report(problems, "after loading what it names"))
+
+
+def _known(kind: NamedKind, config: RunConfig) -> list[str]:
+    path = kind.listed_in(config)
+    listed = read_agent_loops(path) if path is not None else {}
+    return sorted({*registered_names(kind.key), *listed})
 
 
 def _unregistered(kind: NamedKind, name: str, config: RunConfig) -> Problem:
-    files = ", ".join(config.trainer.user_modules)
+    path = kind.listed_in(config)
+    files = ", ".join([*config.trainer.user_modules, *([path] if path is not None else [])])
     return Problem(
         path=kind.key,
         value=name,
         reason=f"no {kind.kind} of that name is registered, not by {files} either",
         fix=f"register it there ({kind.registered_by}), or choose from "
-        f"{', '.join(registered_names(kind.key))}",
+        f"{', '.join(_known(kind, config))}",
     )

@@ -46,18 +46,23 @@ TOKENIZER_PATTERNS = (
     "generation_config.json",
 )
 MOMENTS = ("exp_avg", "exp_avg_sq")
+WEIGHT = "model."
+"""Beginning of the names of weights in `state`."""
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights that training changes, by name; frozen ones are the base model's."""
+    return {
+        f"{WEIGHT}{name}": parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def trained_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return what training changes, by name: weights, and the optimizer's state once it has one.
-
-    Frozen weights are left out: they are the base model's.
-    """
-    state: dict[str, Tensor] = {}
+    """Return what training changes, by name: weights, and the optimizer's state once it has one."""
+    state = trained_weights(model)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        state[f"model.{name}"] = parameter.detach()
         for moment, value in optimizer.state.get(parameter, {}).items():
             state[f"optimizer.{name}.{moment}"] = value
     return state
@@ -112,6 +117,25 @@ def read_checkpoint(
             raise
         raise CheckpointError(f"{folder}: cannot be read: {error}") from error
     return counters
+
+
+def read_weights(folder: Path, model: nn.Module) -> None:
+    """Load the weights of a checkpoint into a model with the same names and shapes.
+
+    For one process alone, however many ranks wrote it.
+
+    Raises:
+        CheckpointError: they cannot be read, or are of another model.
+    """
+    own = trained_weights(model)
+    try:
+        saved = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata
+        weights = {name: saved[name] for name in saved if name.startswith(WEIGHT)}
+        _check_same_model(folder, weights, own)
+        with _quiet():
+            load(own, checkpoint_id=folder / STATE, no_dist=True)
+    except (OSError, CheckpointException) as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
 
 
 def export_model(folder: Path, model: PreTrainedModel, source: Path, ranks: Ranks) -> None:

@@ -163,7 +163,7 @@ class TrainingSpec:
             kl_loss_coef=actor.kl_loss_coef,
             has_reference=config.needs_reference,
             reference_path=config.actor_rollout_ref.ref.model.path,
-            lora=_lora(model),
+            lora=lora_of(model),
             critic=_critic(config, total_steps) if config.needs_critic else None,
             gradient_checkpointing=model.enable_gradient_checkpointing,
             max_nonfinite_steps=config.trainer.max_nonfinite_steps,
@@ -174,7 +174,8 @@ class TrainingSpec:
         )
 
 
-def _lora(model: ModelConfig) -> LoraSpec | None:
+def lora_of(model: ModelConfig) -> LoraSpec | None:
+    """Return which adapters the model has; None: it has none."""
     if not model.lora_rank:
         return None
     return LoraSpec(

@@ -34,6 +34,7 @@ from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
 from rlcore.training.ranks import Ranks, summed
 from rlcore.training.spec import TrainingSpec
+from rlcore.training.start_weights import StartWeights
 from rlcore.training.trainee import Trainee
 from rlcore.training.update import REFERENCE_COLUMN, PolicyUpdater
 from rlcore.training.versions import WeightVersions
@@ -86,6 +87,7 @@ class TrainingWorker:
             on_change=self.versions.state_changed,
         )
         self.critic = None if spec.critic is None else Critic(spec, spec.critic, self.ranks)
+        self.start_weights = StartWeights()
         self._fence = Fence(spec.run_id, spec.attempt)
 
     def _load_reference(self) -> Policy | None:
@@ -113,20 +115,32 @@ class TrainingWorker:
         """Refuse a try of a phase from now on; a call of it that runs goes on to its end."""
         self._fence.give_up(key)
 
-    def compute_log_prob(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
-        """Return the columns `old_log_probs` and `entropy` under the current weights, and metrics.
+    def compute_log_prob(
+        self, key: CallKey, rows: Rows, *, keeps_start: bool = False
+    ) -> tuple[Rows, dict[str, float]]:
+        """Return the columns `old_log_probs` and `entropy` under the step's first weights.
 
         With the column `rollout_log_probs` the metrics tell how far the engine was off.
 
+        Args:
+            key: Names step and inner step.
+            rows: Columns.
+            keeps_start: The step has several inner steps: a copy of the weights at its first one
+                is kept, and used at the others.
+
         Raises:
-            FencedError: an older caller; or the update of this inner step has begun, so that the
-                weights are no longer those of its start.
+            FencedError: an older caller; the update of this inner step has begun, so that the
+                weights are no longer those of its start; or the copy is not there.
             DataError: a column is missing or malformed.
         """
         self._fence.admit(key)
         if self.progress.has_begun(key):
             raise FencedError(f"{key} was refused: the update of this inner step has begun")
         check_rows(rows, FORWARD_COLUMNS)
+        with self.start_weights.of_step(key, self.policy.model, is_needed=keeps_start):
+            return self._compute_log_prob(rows)
+
+    def _compute_log_prob(self, rows: Rows) -> tuple[Rows, dict[str, float]]:
         started = time.perf_counter()
         columns = self._columns(
             self.policy,
@@ -276,7 +290,12 @@ class TrainingWorker:
             CheckpointError: it cannot be written.
         """
         self._fence.admit(key)
-        counters = {**self.progress.state_dict(), "weight_version": self._agreed_version()}
+        version = self._agreed_version()
+        counters = {
+            **self.progress.state_dict(),
+            "weight_version": version,
+            "skipped_versions": self.versions.skipped,
+        }
         state = trained_state(self.policy.model, self.updater.optimizer)
         write_checkpoint(Path(folder), state, counters, self.ranks)
         if self.critic is not None:
@@ -293,7 +312,7 @@ class TrainingWorker:
         counters = read_checkpoint(
             Path(folder), self.policy.model, self.updater.optimizer, self.ranks
         )
-        self.versions.restore(counters.pop("weight_version"))
+        self.versions.restore(counters.pop("weight_version"), counters.pop("skipped_versions", ()))
         self.progress.load_state_dict(counters)
         if self.critic is not None:
             self.critic.load(Path(folder) / CRITIC, self.ranks)
@@ -313,7 +332,8 @@ class TrainingWorker:
         own = self.versions.current() if self.ranks.is_first else None
         version = self.ranks.gather(own)[0]
         assert version is not None
-        self.versions.restore(version)
+        if not self.ranks.is_first:
+            self.versions.restore(version)
         return version
 
     def state(self) -> dict[str, Any]:
@@ -322,7 +342,8 @@ class TrainingWorker:
             "applied": self.progress.last_finished,
             "inner_steps": self.progress.num_inner_steps,
             "nonfinite_steps": self.progress.num_nonfinite,
-            "weight_version": self.versions.newest,
+            "weight_version": self.versions.present,
+            "skipped_versions": self.versions.skipped,
             "packing": self.policy.packing,
             "num_threads": torch.get_num_threads(),
         }

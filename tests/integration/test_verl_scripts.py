@@ -26,7 +26,16 @@ def test_a_script_trains(project, path):
     # 8 prompts in mini-batches of 4: two optimizer steps, as the script's keys ask for.
     assert steps[-1]["training/prompts_fed"] == 8
     config = json.loads((folder / "config.json").read_text())
-    if path.stem == "grpo":
-        assert config["trainer"]["experiment_name"] == "grpo_0_5b"
-        assert config["actor_rollout_ref"]["actor"]["clip_ratio_high"] == 0.2
+    actor = config["actor_rollout_ref"]["actor"]
+    kept = {
+        "grpo": ("grpo_0_5b", "vanilla", 0.2),
+        "gspo": ("train", "gspo", 4e-4),
+        "ppo": None,
+        "rloo": None,
+    }
+    assert (
+        config["trainer"]["experiment_name"],
+        actor["policy_loss"]["loss_mode"],
+        actor["clip_ratio_high"],
+    ) == kept[path.stem]
     assert (folder / "model" / "config.json").is_file()

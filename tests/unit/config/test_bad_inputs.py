@@ -129,7 +129,10 @@ BAD = [
     ([f"{ROLLOUT}expert_parallel_size=3"], f"{ROLLOUT}expert_parallel_size", "2 x data_parallel"),
     ([f"{ROLLOUT}mode=sync"], f"{ROLLOUT}mode", "always servers"),
     (["trainer.use_v1=false"], "trainer.use_v1", "becomes a trainer mode"),
-    ([f"{V1}trainer_mode=separate_async"], f"{ROLLOUT}nnodes", "devices of its own"),
+    ([f"{V1}trainer_mode=separate_async", "trainer.device=cuda"], f"{ROLLOUT}nnodes",
+     "devices of its own"),
+    ([f"{V1}colocate_async.num_warmup_batches=2"], f"{V1}colocate_async.num_warmup_batches",
+     "no effect with trainer.v1.trainer_mode=sync"),
     (
         [*ASYNC, "data.train_batch_size=8"],
         "data.train_batch_size",
@@ -156,13 +159,20 @@ BAD = [
     ([f"{V1}sampler.custom_sampler.path=x.py"], f"{V1}sampler.custom_sampler.name", "needs it"),
     (["algorithm.filter_groups.enable=true"], "algorithm.filter_groups.metric", "needs it"),
     # rewards
-    (["reward.reward_manager.name=prime"], "reward.reward_manager.name", "reward managers"),
+    (["reward.reward_manager.name=prime"], "reward.reward_manager.name", "no reward manager"),
     (["reward_model.reward_manager=dapo"], "reward_model.reward_manager", "reward.reward_manager"),
     (
         ["reward.reward_kwargs.overlong_buffer_cfg.enable=true"],
         "reward.reward_kwargs.overlong_buffer_cfg.len",
         "0 < len <= 8",
     ),
+    (
+        ["reward.reward_kwargs.overlong_buffer_cfg.enable=true"],
+        "reward.reward_kwargs.overlong_buffer_cfg.enable",
+        "reward_manager.name=naive",
+    ),
+    (["reward.max_rpm=3"], "reward.max_rpm", "reward_manager.name=naive"),
+    (["reward.functions=[{name: acc}]"], "reward.functions", "reserved"),
     (["reward.reward_model.enable=true"], "reward.reward_model.model_path", "needs it"),
     # the run
     (["trainer.resume_mode=resume_path"], "trainer.resume_from_path", "needs it"),

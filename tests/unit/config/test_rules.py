@@ -161,4 +161,4 @@ def test_missing_keys_are_named():
     found = {problem.path: problem for problem in examine(None).problems}
     for key in ("data.train_files", "data.val_files", f"{A}model.path"):
         assert found[key].reason == "it is missing and has no default"
-    assert problems_of("~data.val_files")["data.val_files"].fix.startswith("set it: Parquet")
+    assert problems_of("~data.val_files")["data.val_files"].fix.startswith("set it: Files")

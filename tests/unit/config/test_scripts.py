@@ -21,19 +21,11 @@ MAIN = "python3 -m verl.trainer.main_ppo"
 TABLE = {
     "grpo": (26, 9, {f"{A}rollout.name"}),
     "ppo": (25, 3, {f"{A}rollout.name"}),
-    "rloo": (17, 3, {"trainer.device", "trainer.logger", f"{A}rollout.name"}),
+    "rloo": (18, 3, {"trainer.device", f"{A}rollout.name"}),
     "dapo": (
-        29,
+        37,
         0,
         {
-            "algorithm.filter_groups.enable",
-            "algorithm.filter_groups.max_num_gen_batches",
-            "algorithm.filter_groups.metric",
-            "reward.reward_kwargs.max_resp_len",
-            "reward.reward_kwargs.overlong_buffer_cfg.enable",
-            "reward.reward_kwargs.overlong_buffer_cfg.len",
-            "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor",
-            "reward.reward_manager.name",
             "trainer.nnodes",
             f"{A}actor.ulysses_sequence_parallel_size",
             f"{A}model.override_config.attention_dropout",
@@ -43,11 +35,10 @@ TABLE = {
     ),
     "gspo": (20, 2, {f"{A}rollout.name"}),
     "async": (
-        15,
-        6,
+        19,
+        3,
         {
             "data.gen_batch_size",
-            "trainer.v1.separate_async.parameter_sync_step",
             "trainer.v1.trainer_mode",
             f"{A}rollout.checkpoint_engine.backend",
             f"{A}rollout.n_gpus_per_node",

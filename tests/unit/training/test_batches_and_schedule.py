@@ -88,9 +88,16 @@ def test_versions_are_never_given_twice(tmp_path: Path):
     assert (versions.current(), versions.newest) == (1, 1)
     later = WeightVersions(path)
     later.restore(0)
-    assert later.current() == 0
+    # Not 1, which is the newest of all: another attempt's.
+    assert (later.present, later.current()) == (0, 0)
     later.state_changed()
-    assert later.current() == 2
+    assert (later.present, later.current(), later.skipped) == (2, 2, [1])
+    later.state_changed()
+    assert (later.current(), later.skipped) == (3, [1])
+    third = WeightVersions(path)
+    third.restore(2, [1])
+    third.state_changed()
+    assert (third.current(), third.skipped) == (4, [1, 3])
     path.write_text("two")
     with pytest.raises(CheckpointError, match="'two' is not a weight version"):
         WeightVersions(path).current()
