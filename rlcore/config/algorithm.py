@@ -1,6 +1,6 @@
 """Section `algorithm`: from rewards to advantages, and the correction of what others sampled."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
