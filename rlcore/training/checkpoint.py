@@ -23,7 +23,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -32,6 +31,7 @@ from transformers import AutoConfig, PreTrainedModel
 from rlcore.errors import CheckpointError
 from rlcore.training.lora import merged_tensors
 from rlcore.training.ranks import Ranks
+from rlcore.training.state_files import StateReader, StateWriter
 
 FORMAT_VERSION = 2
 STATE, COUNTERS, RANDOM = "state", "counters.json", "random-{}.pt"
@@ -78,9 +78,8 @@ def write_checkpoint(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _quiet(), _without_checksums():
-            writer = FileSystemWriter(folder / STATE, thread_count=1)
-            save(dict(state), storage_writer=writer)
+        with _quiet():
+            save(dict(state), storage_writer=StateWriter(folder / STATE))
         random = folder / RANDOM.format(ranks.rank)
         torch.save(torch.get_rng_state(), random)
         _flush(random)
@@ -103,12 +102,13 @@ def read_checkpoint(
     try:
         counters = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
         _check_format(folder, counters.pop("format_version", None))
-        saved = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata
+        reader = StateReader(folder / STATE)
+        saved = reader.read_metadata().state_dict_metadata
         _make_moments(model, optimizer, saved)
         state = trained_state(model, optimizer)
         _check_same_model(folder, saved, state)
         with _quiet():
-            load(state, checkpoint_id=folder / STATE)
+            load(state, storage_reader=reader)
         random = folder / RANDOM.format(ranks.rank)
         if random.exists():  # fewer ranks may have written it
             torch.set_rng_state(torch.load(random, weights_only=True))
@@ -129,11 +129,12 @@ def read_weights(folder: Path, model: nn.Module) -> None:
     """
     own = trained_weights(model)
     try:
-        saved = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata
+        reader = StateReader(folder / STATE)
+        saved = reader.read_metadata().state_dict_metadata
         weights = {name: saved[name] for name in saved if name.startswith(WEIGHT)}
         _check_same_model(folder, weights, own)
         with _quiet():
-            load(own, checkpoint_id=folder / STATE, no_dist=True)
+            load(own, storage_reader=reader, no_dist=True)
     except (OSError, CheckpointException) as error:
         raise CheckpointError(f"{folder}: cannot be read: {error}") from error
 
@@ -226,17 +227,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
-
-
-@contextmanager
-def _without_checksums() -> Iterator[None]:
-    """Leave out the checksum of every tensor, which takes as long as writing it."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(compute_crc32=False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
 
 
 def _flush(path: Path) -> None:
