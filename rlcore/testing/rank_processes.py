@@ -37,13 +37,14 @@ class RankWorker:
         return self.worker.update_actor(key, own, [groups[i] for i in share.rows], share.steps)
 
     def compute_log_prob(
-        self, key: CallKey, rows: Rows, groups: list[str]
+        self, key: CallKey, rows: Rows, groups: list[str], keeps_start: bool = False
     ) -> tuple[list[int], Rows, dict[str, float]]:
         """Return the numbers of this rank's rows, their columns and the metrics."""
         everything = range(len(groups))
         parts = balanced_rows(everything, groups, _lengths(rows), self.ranks.size)
         chosen = parts[self.ranks.rank]
-        return chosen, *self.worker.compute_log_prob(key, _chosen(rows, chosen))
+        own = _chosen(rows, chosen)
+        return chosen, *self.worker.compute_log_prob(key, own, keeps_start=keeps_start)
 
     def update_critic(self, key: CallKey, rows: Rows, groups: list[str]) -> dict[str, float]:
         """See TrainingWorker.update_critic."""

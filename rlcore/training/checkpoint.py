@@ -88,7 +88,7 @@ def write_checkpoint(
             (folder / COUNTERS).write_text(json.dumps(content), encoding="utf-8")
             _flush(folder / COUNTERS)
     except (OSError, CheckpointException) as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
+        raise CheckpointError(f"{folder}: cannot be written: {_reason(error)}") from error
 
 
 def read_checkpoint(
@@ -115,7 +115,7 @@ def read_checkpoint(
     except (OSError, json.JSONDecodeError, RuntimeError, CheckpointException) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+        raise CheckpointError(f"{folder}: cannot be read: {_reason(error)}") from error
     return counters
 
 
@@ -136,7 +136,7 @@ def read_weights(folder: Path, model: nn.Module) -> None:
         with _quiet():
             load(own, storage_reader=reader, no_dist=True)
     except (OSError, CheckpointException) as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+        raise CheckpointError(f"{folder}: cannot be read: {_reason(error)}") from error
 
 
 def export_model(folder: Path, model: PreTrainedModel, source: Path, ranks: Ranks) -> None:
@@ -219,6 +219,13 @@ def _check_same_model(folder: Path, saved: dict[str, Any], own: dict[str, Tensor
                 f"{folder}: is of another model: {name} is {described[0]} there and "
                 f"{described[1]} in the model of this run"
             )
+
+
+def _reason(error: BaseException) -> BaseException:
+    """What went wrong on the first rank where something did."""
+    return (
+        next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+    )
 
 
 @contextmanager

@@ -69,6 +69,10 @@ def test_adapters_train_and_are_exported_merged(project):
     base = load_file(project.root / "models/tiny/model.safetensors")
     assert size < 4 * sum(tensor.numel() for tensor in base.values())
     exported = load_file(folder / "model/model.safetensors")
+    code, text = project.run("export", folder.name, "--out", "again", "--step", "2")
+    assert code == 0, text
+    again = load_file(project.root / "again/model.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in exported.items())
     assert exported.keys() == base.keys()
     moved = [name for name in base if not torch.equal(exported[name].float(), base[name].float())]
     assert moved and all("proj" in name for name in moved)

@@ -8,6 +8,7 @@ from rlcore.checkpoint_engine.segment import read_tensors
 from rlcore.errors import CheckpointError, FencedError, NonFiniteLossError
 from rlcore.testing.rank_processes import RankProcesses, RankWorker
 from rlcore.training.batches import MicroBatchLimits
+from rlcore.training.checkpoint import read_weights
 from rlcore.training.plan import CriticSpec, LoraSpec, OptimizerSpec, UpdatePlan
 from rlcore.training.ranks import Ranks
 from rlcore.training.schedule import LearningRate
@@ -164,9 +165,32 @@ def test_checkpoints_move_between_one_rank_and_two(pair, make_spec, make_key, ma
     assert torch.equal(pair.call("weights")[1], weights)
     assert_same(pair.call("update_actor", make_key(2), rows, groups)[0], wanted)
     assert torch.allclose(pair.call("weights")[0], one.weights(), atol=2e-6)
+    model = AutoModelForCausalLM.from_pretrained(spec.model_path, dtype=torch.float32)
+    read_weights(tmp_path / "by-two", model)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), weights)
     (tmp_path / "by-two/state/.metadata").unlink()
     with pytest.raises(CheckpointError, match="by-two: cannot be read"):
         pair.call("load_checkpoint", make_key(1), tmp_path / "by-two")
+
+
+def test_old_log_probs_are_those_of_the_steps_start(pair, make_spec, make_key, make_rows):
+    rows, groups = make_rows()
+    pair.build(make_spec(learning_rate=LearningRate(peak=1e-2)))
+
+    def old(inner_step: int) -> list[torch.Tensor]:
+        key = make_key(1, inner_step=inner_step)
+        answers = pair.call("compute_log_prob", key, rows, groups, True)
+        return [value for _, columns, _ in answers for value in columns["old_log_probs"]]
+
+    first = old(0)
+    pair.call("update_actor", make_key(1), rows, groups)
+    moved = pair.call("weights")[0]
+    assert all(torch.equal(a, b) for a, b in zip(old(1), first, strict=True))
+    assert torch.equal(pair.call("weights")[0], moved)
+    now = pair.call("compute_log_prob", make_key(2), rows, groups)
+    assert not torch.equal(now[0][1]["old_log_probs"][0], first[0])
+    with pytest.raises(FencedError, match="has to begin anew"):
+        pair.call("compute_log_prob", make_key(3, inner_step=1), rows, groups, True)
 
 
 def test_weights_are_published_and_exported_whole(pair, make_spec, make_key, make_rows, tmp_path):
