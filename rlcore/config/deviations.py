@@ -34,7 +34,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         keys=("algorithm.adv_estimator",),
         here="`grpo`",
         verl="`gae`",
-        restore="`algorithm.adv_estimator=gae`, once the critic is there",
+        restore="`algorithm.adv_estimator=gae`",
         script={"algorithm.adv_estimator": "gae"},
     ),
     Deviation(

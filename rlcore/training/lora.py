@@ -4,6 +4,7 @@ A linear layer W gets W + scale * B A with small A and B, which alone are traine
 that the model starts as what it was. https://arxiv.org/abs/2106.09685
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -75,13 +76,18 @@ def merged_tensors(
         for name, module in model.named_modules()
         if isinstance(module, LoraLayer)
     }
-    gathered: dict[int, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    state = model.state_dict(keep_vars=True)
+    uses = Counter(id(tensor) for tensor in state.values())
+    tied: dict[int, Tensor] = {}  # the others are let go, one after the other
+    for name, tensor in state.items():
         if ".lora_" in name:
             continue
-        if id(tensor) not in gathered:
-            gathered[id(tensor)] = _merged(tensor, adapted.get(name), dtype)
-        yield name.replace(".base_layer.", "."), gathered[id(tensor)]
+        found = tied.get(id(tensor))
+        if found is None:
+            found = _merged(tensor, adapted.get(name), dtype)
+            if uses[id(tensor)] > 1:
+                tied[id(tensor)] = found
+        yield name.replace(".base_layer.", "."), found
 
 
 @torch.no_grad()
