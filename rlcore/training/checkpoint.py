@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,12 +151,13 @@ def export_model(folder: Path, model: PreTrainedModel, source: Path, ranks: Rank
     # The type the base model was stored in: float32 copies of bf16 models help nobody.
     stored = AutoConfig.from_pretrained(source).dtype
     dtype = stored if isinstance(stored, torch.dtype) else torch.float32
-    named = dict(merged_tensors(model, dtype))
+    named = merged_tensors(model, dtype)
     if not ranks.is_first:
+        deque(named, maxlen=0)  # this rank's shards are asked for
         return
     weights = {
         name: tensor.to(dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
-        for name, tensor in _untied(named).items()
+        for name, tensor in _untied(dict(named)).items()
     }
     config = model.config
     kept = config.dtype
