@@ -42,7 +42,10 @@ def estimator_and_loss_read_their_keys(config: RunConfig) -> Iterator[Problem]:
     for key, name, functions in chosen:
         if name not in functions:  # one of the user's, which may read what it likes
             continue
-        for path in sorted(keys_of(functions) - keys_read_by(functions[name])):
+        read = keys_read_by(functions[name])
+        if config.actor_rollout_ref.actor.entropy_coeff:
+            read |= {f"{_ACTOR}loss_agg_mode"}  # the entropy bonus is aggregated, too
+        for path in sorted(keys_of(functions) - read):
             value = value_at(config, path)
             if value != default_of(path):
                 yield Problem(
@@ -127,19 +130,11 @@ def gdpo_names_its_rewards(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def filter_has_a_metric(config: RunConfig) -> Iterator[Problem]:
-    """`filter_groups` says by which metric, and its rewards are there while groups finish."""
+def filter_has_its_rewards(config: RunConfig) -> Iterator[Problem]:
+    """The rewards that `filter_groups` looks at are there while groups finish."""
     groups, model = config.algorithm.filter_groups, config.reward.reward_model
     if not groups.enable:
         return
-    if groups.metric is None:
-        yield Problem(
-            path="algorithm.filter_groups.metric",
-            value=None,
-            reason="algorithm.filter_groups.enable=true needs it",
-            fix="set it to acc, or to reward",
-            involves=("algorithm.filter_groups.enable",),
-        )
     if model.enable and not model.enable_resource_pool:
         yield Problem(
             path="algorithm.filter_groups.enable",
@@ -319,7 +314,7 @@ RULES = (
     scale_factor_needs_its_mode,
     warm_up_is_given_once,
     gdpo_names_its_rewards,
-    filter_has_a_metric,
+    filter_has_its_rewards,
     thresholds_can_be_read,
     bypass_has_a_loss_that_uses_it,
     weights_are_counted_once,

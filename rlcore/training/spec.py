@@ -140,7 +140,6 @@ class TrainingSpec:
                 actor.optim, total_steps or config.trainer.total_training_steps
             ),
             dtype=actor.dtype,
-            temperature=rollout.temperature,
             betas=actor.optim.betas,
             weight_decay=actor.optim.weight_decay,
             grad_clip=actor.grad_clip,
@@ -155,9 +154,7 @@ class TrainingSpec:
             has_is_weights=loss.has_is_weights,
             has_train_mask=loss.has_train_mask,
             rejections=loss.rejections,
-            off_policy_delta=actor.policy_loss.off_policy_delta,
             loss_agg_mode=actor.loss_agg_mode,
-            loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
             entropy_coeff=actor.entropy_coeff,
             kl_loss=arguments(config, "kl_estimate") if actor.use_kl_loss else None,
             kl_loss_coef=actor.kl_loss_coef,
@@ -171,6 +168,9 @@ class TrainingSpec:
             num_threads=max(config.num_threads // config.num_ranks, 1),
             device=config.trainer.device,
             full_determinism=rollout.full_determinism,
+            off_policy_delta=arguments(config, "off_policy_sequence_mask")["delta"],
+            **arguments(config, "token_logp"),
+            **arguments(config, "agg_loss"),
         )
 
 
@@ -220,7 +220,7 @@ def _critic(config: RunConfig, total_steps: int | None) -> CriticSpec:
         ),
         loss_settings={"clip": critic.cliprange_value},
         loss_agg_mode=critic.loss_agg_mode or actor.loss_agg_mode,
-        loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
+        **arguments(config, "agg_loss"),
     )
 
 

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.integration
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "data" / "verl_scripts"
 KEPT = {
+    "dapo": ("train", "vanilla", 0.28, "grpo"),
     "grpo": ("grpo_0_5b", "vanilla", 0.2, "grpo"),
     "gspo": ("train", "gspo", 4e-4, "grpo"),
     "ppo": ("train", "vanilla", 0.2, "gae"),
