@@ -51,7 +51,7 @@ _NO_TOOLS = "tools are functions of a Python file"
 _TOOLS_KEY = f"set {_A}rollout.multi_turn.function_tool_path"
 _NO_COV = "clip_cov and kl_cov are not among the losses"
 _OTHER_ENGINE = "it sizes a GPU engine that is not in use"
-_OTHER_SHARDING = "it sizes sharding over GPUs; there is one rank"
+_OTHER_SHARDING = "it sizes sharding over GPUs; training runs on the CPU"
 _NO_PROFILER = "profilers are not there yet"
 _MOVED = "verl moved it"
 
