@@ -35,14 +35,16 @@ def group_has_two_sessions(config: RunConfig) -> Iterator[Problem]:
 
 def estimator_and_loss_read_their_keys(config: RunConfig) -> Iterator[Problem]:
     """A key of another estimator or another loss has no effect."""
+    estimator = config.algorithm.adv_estimator
+    loss, loss_key, loss_name = _loss_of(config)
     chosen = (
-        (_ESTIMATOR, config.algorithm.adv_estimator, ESTIMATORS),
-        (_LOSS, config.actor_rollout_ref.actor.policy_loss.loss_mode, LOSSES),
+        (ESTIMATORS.get(estimator), ESTIMATORS, _ESTIMATOR, estimator),
+        (loss, LOSSES, loss_key, loss_name),
     )
-    for key, name, functions in chosen:
-        if name not in functions:  # one of the user's, which may read what it likes
+    for function, functions, key, name in chosen:
+        if function is None:  # one of the user's, which may read what it likes
             continue
-        read = keys_read_by(functions[name])
+        read = keys_read_by(function)
         if config.actor_rollout_ref.actor.entropy_coeff:
             read |= {f"{_ACTOR}loss_agg_mode"}  # the entropy bonus is aggregated, too
         for path in sorted(keys_of(functions) - read):
@@ -53,8 +55,20 @@ def estimator_and_loss_read_their_keys(config: RunConfig) -> Iterator[Problem]:
                     value=value,
                     reason=f"it has no effect with {key}={name}",
                     fix="leave it out",
+                    is_idle=True,
                     involves=(key,),
                 )
+
+
+def _loss_of(config: RunConfig) -> tuple[str | None, str, str]:
+    """Return the function of the policy loss, and the key and value that choose it."""
+    correction = config.algorithm.rollout_correction
+    mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if correction.bypass_mode and correction.loss_type == "reinforce":
+        return "reinforce_loss", f"{_CORRECTION}loss_type", "reinforce"
+    if correction.bypass_mode and mode == "bypass_mode":
+        return "ppo_loss", _LOSS, mode
+    return LOSSES.get(mode), _LOSS, mode
 
 
 def critic_and_estimator_agree(config: RunConfig) -> Iterator[Problem]:

@@ -38,8 +38,9 @@ def separate_async_is_whole(config: RunConfig) -> Iterator[Problem]:
             path="data.train_batch_size",
             value=batch,
             reason=(
-                f"{_MODE}=separate_async makes one optimizer step per inner step: parameter_sync_step "
-                f"{inner} x ppo_mini_batch_size {mini} = {inner * mini} prompts, not {batch}"
+                f"{_MODE}=separate_async makes one optimizer step per inner step: "
+                f"parameter_sync_step {inner} x ppo_mini_batch_size {mini} = {inner * mini} "
+                f"prompts, not {batch}"
             ),
             fix=f"set it to {inner * mini}",
             involves=(f"{_SEPARATE}parameter_sync_step", _MINI, _MODE),
@@ -105,8 +106,9 @@ def warm_up_stays_fresh(config: RunConfig) -> Iterator[Problem]:
         path=f"trainer.v1.{mode}.num_warmup_batches",
         value=warmup,
         reason=(
-            f"with {_MODE}={mode} a batch waits {warmup:g} steps before it is trained, but {_SAMPLER}"
-            f"max_off_policy_threshold {limit} allows a staleness of {limit} - 1 = {limit - 1}: "
+            f"with {_MODE}={mode} a batch waits {warmup:g} steps before it is trained, but "
+            f"{_SAMPLER}max_off_policy_threshold {limit} allows a staleness of {limit} - 1 = "
+            f"{limit - 1}: "
             "every group would be stale"
         ),
         fix=f"set it to {limit - 1}, or the threshold to {math.ceil(warmup) + 1}",

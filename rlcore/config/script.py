@@ -15,7 +15,7 @@ from rlcore.config.load import Examination, apply_overrides, examine_tree
 from rlcore.config.overrides import parse_overrides
 from rlcore.config.problems import Problem, show
 from rlcore.config.shell import read_commands, unknown_in
-from rlcore.config.tree import Tree, honoured_fields, leaves, merge
+from rlcore.config.tree import Tree, honoured_fields, leaves, merge, remove
 from rlcore.errors import ConfigError
 
 MODULE: Final = "verl.trainer.main_ppo"
@@ -152,6 +152,11 @@ def examine_script(
     given, misplaced = apply_overrides({}, changes)
     given, changed = in_our_terms(given)
     tree = merge(verl_base(given), given)
+    found = examine_tree("the script", tree, ())
+    for problem in found.problems:
+        if problem.is_idle:  # what has no effect in verl either does not stop a script
+            tree = remove(tree, problem.path)
+            changed[problem.path] = f"{problem.path}={show(problem.value)}: {problem.reason}"
     found = examine_tree("the script", tree, ())
     all_problems = [*problems, *unreadable, *misplaced, *found.problems]
     refused = tuple(dict.fromkeys(problem.path for problem in all_problems))

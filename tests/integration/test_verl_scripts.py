@@ -30,9 +30,9 @@ def test_a_script_trains(project, path):
     (folder,) = (p for p in (project.root / root).iterdir() if p.name != ".prefect")
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").open()][-2:]
     assert [step["step"] for step in steps] == [1, 2]
-    # 8 prompts in mini-batches of 4: two optimizer steps, as the script's keys ask for.
-    assert steps[-1]["training/prompts_fed"] == 8
-    assert steps[-1]["actor/optimizer_steps"] == 2
+    # 8 prompts a step as the script's keys ask for; dynamic sampling feeds more until 8 are left.
+    assert steps[-1]["training/prompts_fed"] >= 8
+    assert steps[-1]["actor/optimizer_steps"] == 2  # mini-batches of 4
     config = json.loads((folder / "config.json").read_text())
     actor = config["actor_rollout_ref"]["actor"]
     assert (

@@ -119,6 +119,17 @@ BAD = [
         f"{RC}rollout_rs_threshold",
         "2 thresholds for 1 options",
     ),
+    (
+        [f"{RC}bypass_mode=true", f"{RC}loss_type=reinforce", f"{ACTOR}clip_ratio_high=0.3"],
+        f"{ACTOR}clip_ratio_high",
+        "no effect with algorithm.rollout_correction.loss_type=reinforce",
+    ),
+    (
+        [f"{RC}bypass_mode=true", f"{ACTOR}policy_loss.loss_mode=bypass_mode",
+         f"{ACTOR}tau_pos=2"],
+        f"{ACTOR}tau_pos",
+        "no effect with actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
+    ),
     # sampling and validation
     ([f"{ROLLOUT}top_p=0.9"], f"{ROLLOUT}top_p", "cannot reproduce"),
     ([f"{ROLLOUT}top_k=50"], f"{ROLLOUT}top_k", "cannot reproduce"),

@@ -31,7 +31,7 @@ TABLE = {
             f"{A}rollout.name",
         },
     ),
-    "gspo": (20, 2, {f"{A}rollout.name"}),
+    "gspo": (20, 4, {f"{A}rollout.name"}),
     "async": (
         19,
         4,
@@ -108,6 +108,40 @@ def test_where_a_script_says_nothing_verls_default_holds():
     # In verl a lone clip_ratio has no effect; in a preset of ours it has.
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.2)
     assert actor.loss_agg_mode == "token-mean"
+
+
+def test_what_has_no_effect_in_verl_either_is_no_problem():
+    found = examine_script(script_of("gspo"), shrunk(), HOME)
+    (notice,) = [text for text in found.satisfied if "clip_ratio_c" in text]
+    assert notice == (
+        f"{A}actor.clip_ratio_c=10.0: it has no effect with {A}actor.policy_loss.loss_mode=gspo"
+    )
+    assert found.examination.config.actor_rollout_ref.actor.clip_ratio_c == 3.0
+
+
+RS = "algorithm.rollout_correction.rollout_rs"
+
+
+def test_what_means_something_else_in_verl_is_said_in_our_terms():
+    words = [
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.max_num_gen_batches=10",
+        f"{RS}=\"'token_k1,seq_mean_k3'\"",
+        f"{RS}_threshold=\"'0.5_1.25, 0.01'\"",
+        "algorithm.adv_estimator=rloo_vectorized",
+    ]
+    needed = ["data.train_files=a", "data.val_files=b", f"{A}model.path=c"]
+    needed += [f"{A}actor.use_dynamic_bsz=true", f"{A}rollout.n=4"]
+    found = examine_script("\n".join([*needed, *words]), [], {})
+    config = found.examination.config
+    # verl bounds the inverse of the ratio: 1 / 1.25 and 1 / 0.5. It does not read the limit.
+    assert config.algorithm.rollout_correction.rollout_rs_threshold == "0.8_2,0.01"
+    assert config.algorithm.filter_groups.max_num_gen_batches == 0
+    assert config.algorithm.singleton == "zero"
+    told = [text.partition("=")[0] for text in found.satisfied]
+    assert {f"{RS}_threshold", "algorithm.filter_groups.max_num_gen_batches"} <= set(told)
+    listed = [text.partition("=")[0] for text in (*found.honoured, *found.satisfied)]
+    assert len(listed) == len(set(listed))
 
 
 def test_what_is_resolved_is_what_the_flow_gets():
