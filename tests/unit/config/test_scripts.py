@@ -31,7 +31,7 @@ TABLE = {
             f"{A}rollout.name",
         },
     ),
-    "gspo": (20, 4, {f"{A}rollout.name"}),
+    "gspo": (20, 3, {f"{A}rollout.name"}),
     "async": (
         19,
         4,
