@@ -23,6 +23,9 @@ def test_a_script_trains(project, path):
     shrunk = (SCRIPTS / "shrunk.txt").read_text().split()
     if path.stem == "ppo":  # the script warms the critic up for 5 steps; these are 2
         shrunk += ["critic.model.path=models/tiny", "trainer.critic_warmup=2"]
+    if path.stem == "dapo":
+        # The untrained tiny model is right once in 400 responses: groups would never differ in acc.
+        shrunk.append("algorithm.filter_groups.metric=reward")
     code, text = project.run(
         "train", "--from-verl", str(path), *shrunk, f"trainer.runs_root={root}"
     )
