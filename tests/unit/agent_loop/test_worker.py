@@ -339,3 +339,15 @@ def test_a_greedy_response_beside_the_sessions_is_the_baseline(harness):
         tags = [tag for tag in batch.tags if tag["uid"] == uid]
         assert len({tag["baseline"] for tag in tags}) == 1
         assert tags[0]["baseline"] not in {tag["reward"] for tag in tags}
+
+
+def test_without_its_baseline_a_group_has_failed(harness):
+    scores = iter(range(4))  # the greedy session is scored last
+
+    h = harness(num_prompts=1, reward=lambda **_: float(next(scores)),
+                algorithm__adv_estimator="remax")  # fmt: skip
+    worker = h.worker()
+    asyncio.run(h.run_until(worker, lambda: worker.status().failed == 1))
+    status = worker.status()
+    assert (status.finished, status.failed_sessions) == (0, 4)
+    assert "session 4" in status.last_error and "StopIteration" in status.last_error
