@@ -102,7 +102,8 @@ def sampled(worker: TrainingWorker, queue: MemoryQueue, key: CallKey) -> Sampled
         )
         scores.append(torch.zeros(len(response)))
         scores[-1][-1] = vowels
-    columns = {**rows, **found, "rollout_log_probs": rollout, "rm_scores": scores}
+    values = [torch.full((len(r),), 0.1) for r in rows["responses"]]
+    columns = {**rows, **found, "rollout_log_probs": rollout, "rm_scores": scores, "values": values}
     queue.put(TRAIN, keys, columns)
     return SampledBatch(lease_id="l", global_step=1, inner_step=0, uids=["u0", "u1", "u2", "u3"],
                         keys=keys, tags=tags, metrics={})  # fmt: skip
