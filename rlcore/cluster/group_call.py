@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from rlcore.cluster.calls import wait_for_reply
+from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.errors import DeadlineExceededError, RLCoreError
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _end_those_that_wait(
         method,
     )
     for handle in handles:
-        ray.kill(handle)
+        kill_actor(handle)
     return failed
 
 
