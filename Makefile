@@ -18,16 +18,16 @@ train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 mi
 	$(BIN)/rollflow train grpo-smollm2
 
 test: setup ## Run the tests (about 11 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow and not async_modes and not ranks" '--jaxtyping-packages=$(CHECKED)'
-
-test-training: setup ## Training on several ranks, critic, adapters: processes, Ray, whole runs (at most 5 minutes)
-	$(BIN)/pytest -m ranks
+	$(BIN)/pytest -m "not slow and not async_modes and not training_runs" '--jaxtyping-packages=$(CHECKED)'
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
 	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100
 
 mutation: setup ## Mutants of rlcore/algorithms (signs, constants, masks): at least 90 % must die
 	$(BIN)/python tests/mutation/mutate.py
+
+test-training: setup ## Several ranks, critic, adapters, scripts of verl's: processes, Ray, whole runs (at most 5 minutes)
+	$(BIN)/pytest -m training_runs
 
 test-async: setup ## Whole runs of the asynchronous modes beside sync
 	$(BIN)/pytest -m async_modes tests/integration

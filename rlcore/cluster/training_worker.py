@@ -17,7 +17,7 @@ from rlcore.checkpoint_engine.segment_file import hold_segment, remove_leftovers
 from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.group_call import call_together
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
-from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
+from rlcore.cluster.worker_environment import COMPUTE_ENVIRONMENT
 from rlcore.config import RunConfig
 from rlcore.errors import ActorUnavailableError, DeadlineExceededError
 from rlcore.training.spec import TrainingSpec

@@ -18,7 +18,7 @@ from rlcore.errors import ActorUnavailableError
 from rlcore.testing.tiny_model import build_tiny_model
 from rlcore.types import CallKey, SampledBatch
 
-pytestmark = [pytest.mark.integration, pytest.mark.ranks]
+pytestmark = [pytest.mark.integration, pytest.mark.training_runs]
 RUN = "ranks-run"
 TRAIN = f"{RUN}/train"
 

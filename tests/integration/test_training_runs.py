@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from rlcore.tracking.curves import read_metrics
 
-pytestmark = [pytest.mark.integration, pytest.mark.ranks]
+pytestmark = [pytest.mark.integration, pytest.mark.training_runs]
 
 
 def trained(project, *overrides: str) -> tuple[Path, dict[int, dict[str, float]]]:

@@ -13,7 +13,7 @@ from rlcore.training.plan import CriticSpec, LoraSpec, OptimizerSpec, UpdatePlan
 from rlcore.training.ranks import Ranks
 from rlcore.training.schedule import LearningRate
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.training_runs
 TIMES = {
     "perf/update_critic_seconds": 0.0,
     "perf/update_seconds": 0.0,
