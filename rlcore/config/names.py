@@ -82,9 +82,8 @@ KINDS: tuple[NamedKind, ...] = (
         works=(
             "dr_grpo", "gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo",
             "reinforce_plus_plus", "reinforce_plus_plus_baseline", "reinforce_pp",
-            "reinforce_pp_baseline", "rloo", "rloo_vectorized",
+            "reinforce_pp_baseline", "remax", "rloo", "rloo_vectorized",
         ),
-        not_yet=("remax",),
         never={
             "optimal_token_baseline": _NOT_IN_RLCORE,
             "tir_optimal_token_baseline": _NOT_IN_RLCORE,

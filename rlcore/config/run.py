@@ -106,6 +106,11 @@ class RunConfig(Section):
         return self.algorithm.adv_estimator == "gae" if enable is None else enable
 
     @property
+    def needs_baseline(self) -> bool:
+        """Whether one greedy response per prompt is scored beside its sessions."""
+        return self.algorithm.adv_estimator == "remax"
+
+    @property
     def data_seed(self) -> int:
         """Seed of the order of the prompts."""
         return self.seed if self.data.seed is None else self.data.seed

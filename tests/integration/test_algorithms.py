@@ -98,7 +98,13 @@ def sampled(worker: TrainingWorker, queue: MemoryQueue, key: CallKey) -> Sampled
         vowels = sum(int(token) in VOWEL_IDS for token in response) / len(response)
         extra = {"vowels": vowels, "length": float(len(response))}
         tags.append(
-            {"uid": uid, "session_id": int(session), "reward": vowels, "reward_extra": extra}
+            {
+                "uid": uid,
+                "session_id": int(session),
+                "reward": vowels,
+                "reward_extra": extra,
+                "baseline": 0.3,
+            }
         )
         scores.append(torch.zeros(len(response)))
         scores[-1][-1] = vowels
