@@ -2,6 +2,9 @@
 
 The actor reads the columns of a leased batch from the queue, gives them to `TrainingWorker`
 (rlcore/training/worker.py) and writes what comes back; no row passes through the driver.
+
+One file, though a long one: actor and client are the two ends of the same calls, and what crosses
+between them can be judged only side by side.
 """
 
 import logging

@@ -168,6 +168,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
         restore="GPU training comes with its issue",
     ),
     Deviation(
+        keys=("actor_rollout_ref.model.enable_gradient_checkpointing",),
+        here="off, the critic's too",
+        verl="on",
+        restore="set it; memory and speed alone change",
+    ),
+    Deviation(
         keys=("critic.model.path",),
         here="null: the policy's",
         verl="a model of its own",

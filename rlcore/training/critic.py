@@ -7,6 +7,7 @@ Legend: B rows (trajectories) of a micro-batch, T response positions, M response
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +19,14 @@ from transformers import PreTrainedModel
 from rlcore.algorithms import masked_mean, masked_var, value_loss
 from rlcore.pretrained import load_causal_lm
 from rlcore.training.batches import Rows
+from rlcore.training.checkpoint import read_checkpoint, trained_state, write_checkpoint
 from rlcore.training.layout import Layout, Packing
 from rlcore.training.plan import CriticSpec
 from rlcore.training.ranks import Ranks
 from rlcore.training.row_model import AutocastType, RowModel
+from rlcore.training.spec import TrainingSpec
 from rlcore.training.steps import Updater, nonfinite_rows, padded
+from rlcore.training.trainee import Trainee
 
 VALUE_COLUMNS = ("prompts", "responses", "response_mask", "values", "returns")
 
@@ -120,6 +124,35 @@ class ValueUpdater(Updater):
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value
         return []
+
+
+class Critic:
+    """The value model with its optimizer and progress."""
+
+    def __init__(self, run: TrainingSpec, spec: CriticSpec, ranks: Ranks) -> None:
+        self.spec = spec
+        self.model = ValueModel(
+            spec.model_path,
+            dtype=run.dtype,
+            packing=run.packing,
+            trust_remote_code=spec.trust_remote_code,
+            gradient_checkpointing=run.gradient_checkpointing,
+            ranks=ranks,
+        )
+        self.updater = ValueUpdater(self.model, spec, ranks)
+        self.trainee = Trainee(
+            "critic", self.updater, spec.plan, folder=Path(run.folder), ranks=ranks
+        )
+
+    def save(self, folder: Path, ranks: Ranks) -> None:
+        """Write everything needed to go on from here to `folder`."""
+        state = trained_state(self.model.net, self.updater.optimizer)
+        write_checkpoint(folder, state, self.trainee.progress.state_dict(), ranks)
+
+    def load(self, folder: Path, ranks: Ranks) -> None:
+        """Take over what `save` wrote."""
+        counters = read_checkpoint(folder, self.model.net, self.updater.optimizer, ranks)
+        self.trainee.progress.load_state_dict(counters)
 
 
 def value_metrics(

@@ -196,6 +196,7 @@ def _critic(config: RunConfig, total_steps: int | None) -> CriticSpec:
     rows = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu
     forward_rows = critic.forward_micro_batch_size_per_gpu or rows
     tokens = critic.ppo_max_token_len_per_gpu
+    loss = arguments(config, "value_loss")
     return CriticSpec(
         model_path=critic.model.path or config.actor_rollout_ref.model.path,
         trust_remote_code=critic.model.trust_remote_code,
@@ -218,8 +219,8 @@ def _critic(config: RunConfig, total_steps: int | None) -> CriticSpec:
             max_rows=None if is_by_tokens else forward_rows,
             max_tokens=critic.forward_max_token_len_per_gpu or tokens,
         ),
-        loss_settings={"clip": critic.cliprange_value},
-        loss_agg_mode=critic.loss_agg_mode or actor.loss_agg_mode,
+        loss_agg_mode=loss.pop("agg"),
+        loss_settings=loss,
         **arguments(config, "agg_loss"),
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     LoadPlanner,
@@ -59,7 +59,7 @@ class StateWriter(FileSystemWriter):
                 tensor = _data(planner, item)
                 file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
                 place = Place(name, file.tell(), tensor.dtype, tuple(tensor.shape))
-                file.write(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+                file.write(tensor.flatten().view(torch.uint8).numpy().data)
                 results.append(WriteResult(item.index, place.num_bytes, place))
             file.flush()
             os.fsync(file.fileno())

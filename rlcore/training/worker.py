@@ -27,9 +27,8 @@ from rlcore.training.checkpoint import (
     write_checkpoint,
 )
 from rlcore.training.columns import computed_columns
-from rlcore.training.critic import ValueModel, ValueUpdater, value_metrics
+from rlcore.training.critic import Critic, value_metrics
 from rlcore.training.lora import merged_tensors
-from rlcore.training.plan import CriticSpec
 from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
 from rlcore.training.ranks import Ranks, summed
@@ -354,39 +353,10 @@ class TrainingWorker:
         found = computed_columns(model, rows, self.spec.limits, self.ranks, forward)
         return dict(zip(names, found or [[] for _ in names], strict=True))
 
-    def _present_critic(self) -> "Critic":
+    def _present_critic(self) -> Critic:
         if self.critic is None:
             raise ConfigError("this run has no critic: nothing in it asks for values")
         return self.critic
-
-
-class Critic:
-    """The value model with its optimizer and progress."""
-
-    def __init__(self, run: TrainingSpec, spec: CriticSpec, ranks: Ranks) -> None:
-        self.spec = spec
-        self.model = ValueModel(
-            spec.model_path,
-            dtype=run.dtype,
-            packing=run.packing,
-            trust_remote_code=spec.trust_remote_code,
-            gradient_checkpointing=run.gradient_checkpointing,
-            ranks=ranks,
-        )
-        self.updater = ValueUpdater(self.model, spec, ranks)
-        self.trainee = Trainee(
-            "critic", self.updater, spec.plan, folder=Path(run.folder), ranks=ranks
-        )
-
-    def save(self, folder: Path, ranks: Ranks) -> None:
-        """Write everything needed to go on from here to `folder`."""
-        state = trained_state(self.model.net, self.updater.optimizer)
-        write_checkpoint(folder, state, self.trainee.progress.state_dict(), ranks)
-
-    def load(self, folder: Path, ranks: Ranks) -> None:
-        """Take over what `save` wrote."""
-        counters = read_checkpoint(folder, self.model.net, self.updater.optimizer, ranks)
-        self.trainee.progress.load_state_dict(counters)
 
 
 def _log_prob_metrics(rows: Rows) -> dict[str, float]:

@@ -83,9 +83,7 @@ def test_json_of_values_that_json_has_no_word_for(tmp_path):
 
 
 def test_json_of_data_that_is_not_there_keeps_the_script():
-    result = rollflow(
-        "check", "--json", "--data", "--from-verl", SCRIPT, "trainer.n_gpus_per_node=1"
-    )
+    result = rollflow("check", "--json", "--data", "--from-verl", SCRIPT, "trainer.nnodes=1")
     assert result.exit_code == 2
     told = json.loads(result.stdout)
     assert (told["ok"], told["problems"][0]["path"]) == (False, "data")
@@ -114,7 +112,7 @@ def test_every_command_has_help(command):
     "arguments", [["grpo-tiny", "seed=1"], ["grpo-tiny", "--json"], ["--from-verl", "{SCRIPT}"]]
 )
 def test_check_imports_nothing_heavy(arguments):
-    given = [text.format(SCRIPT=f"{SCRIPT} trainer.n_gpus_per_node=1") for text in arguments]
+    given = [text.format(SCRIPT=f"{SCRIPT} trainer.nnodes=1") for text in arguments]
     code = (
         "import sys\n"
         "from flows.cli import main\n"
