@@ -27,7 +27,7 @@ mutation: setup ## Mutants of rlcore/algorithms (signs, constants, masks): at le
 	$(BIN)/python tests/mutation/mutate.py
 
 test-training: setup ## Several ranks, critic, adapters, scripts of verl's: processes, Ray, whole runs (at most 5 minutes)
-	$(BIN)/pytest -m training_runs
+	$(BIN)/pytest -m training_runs tests/unit/training tests/integration
 
 test-async: setup ## Whole runs of the asynchronous modes beside sync
 	$(BIN)/pytest -m async_modes tests/integration
