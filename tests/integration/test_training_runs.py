@@ -1,4 +1,4 @@
-"""Whole runs of what training can do besides GRPO on one rank: PPO with all KLs, ReMax, adapters."""
+"""Whole runs of what training can do besides GRPO on one rank: PPO, all KLs, ReMax, adapters."""
 
 import math
 from pathlib import Path
