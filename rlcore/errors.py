@@ -25,6 +25,7 @@
     - ReplicaBusyError                    an LLM server has requests in flight
     - ReplicaDiedError                    an LLM server died
     - ActorUnavailableError               a collaborator's process died or does not answer
+  x RankDisagreementError (RuntimeError)  ranks of a training group are at different steps
 
 Every class takes one message only, so that it survives pickling through Ray and Prefect.
 """
@@ -133,3 +134,7 @@ class ReplicaDiedError(TransientError):
 
 class ActorUnavailableError(TransientError):
     """A collaborator's process died or does not answer."""
+
+
+class RankDisagreementError(RLCoreError, RuntimeError):
+    """The ranks of a training group are at different steps: none of them can be believed."""

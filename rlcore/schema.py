@@ -41,6 +41,8 @@ _ROWS: list[tuple[str, Literal["int64", "float32"], Length, str, str]] = [
      "log-probs under the weights at the start of the step"),
     ("entropy", "float32", "T", "compute_old_log_probs",
      "entropy of the token distribution, nats"),
+    ("ref_log_prob", "float32", "T", "compute_ref_log_probs",
+     "log-probs under the frozen reference"),
     ("values", "float32", "T", "compute_values",
      "the critic's value of the state before the token"),
     ("advantages", "float32", "T", "compute_advantage",

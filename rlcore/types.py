@@ -94,6 +94,10 @@ class SessionRecord:
         return bool(self.error_type)
 
 
+BASELINE_TAG = "baseline"
+"""Tag of every row of a group for which a greedy response was scored: that score."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledBatch:
     """The prompts leased to (global_step, inner_step); asking again returns the same."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -17,7 +17,7 @@ from rlcore.reward.function import Reward, RewardTask, check_result
 from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient, SessionClient
 from rlcore.tools.toolbox import Toolbox
-from rlcore.types import AgentLoopOutput, PromptSpec, SessionRecord
+from rlcore.types import BASELINE_TAG, AgentLoopOutput, PromptSpec, SessionRecord
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,12 @@ class SessionRunner:
         await self._rewards.close()
         await self._toolbox.close()
 
+    def has_baseline(self, spec: PromptSpec) -> bool:
+        """Whether a greedy session belongs to the prompt, as number `spec.num_sessions`."""
+        return self._config.needs_baseline and not spec.validate
+
     async def run(self, spec: PromptSpec, session_id: int) -> SessionResult:
-        """Run one session to its end.
+        """Run one session to its end; one beyond `spec.num_sessions` is greedy.
 
         What the agent loop, a tool or the reward function raises, and an overdue session, become a
         failed record.
@@ -132,7 +136,8 @@ class SessionRunner:
             "global_steps": spec.global_step,
             "validate": spec.validate,
         }
-        result = await loop.run(self.sampling_params(spec.validate), **row)
+        is_baseline = session_id >= spec.num_sessions
+        result = await loop.run(self.sampling_params(spec.validate, greedy=is_baseline), **row)
         outputs = result if isinstance(result, list) else [result]
         if not outputs:
             raise ValueError(f"agent loop {choice.loop_class.__name__} returned an empty list")
@@ -146,7 +151,7 @@ class SessionRunner:
             complete_output(output, server.turns)
         return outputs
 
-    def sampling_params(self, validate: bool) -> dict[str, Any]:
+    def sampling_params(self, validate: bool, *, greedy: bool = False) -> dict[str, Any]:
         """Return the sampling parameters of training or validation, a new dict each time."""
         rollout = self._config.actor_rollout_ref.rollout
         source = rollout.val_kwargs if validate else rollout
@@ -154,7 +159,7 @@ class SessionRunner:
             "temperature": source.temperature,
             "top_p": source.top_p,
             "top_k": source.top_k,
-            "do_sample": rollout.val_kwargs.do_sample if validate else True,
+            "do_sample": rollout.val_kwargs.do_sample if validate else not greedy,
             "stop_token_ids": list(self._stop_token_ids),
         }
 
@@ -187,6 +192,23 @@ def prompt_identity(spec: PromptSpec) -> str:
     split = spec.partition_id.rpartition("/")[2]
     identity = f"{split}/{spec.epoch}/{spec.index}"
     return f"{identity}/{spec.repeat}" if spec.repeat else identity
+
+
+def with_baseline(sessions: list[SessionResult], greedy: SessionResult) -> list[SessionResult]:
+    """Return the sessions of a prompt with the greedy one's score in the tags of their rows.
+
+    Where the greedy session failed, they all have: without its score nothing can be learned from
+    them.
+    """
+    if greedy.record.is_failed:
+        return [
+            SessionResult(record=replace(greedy.record, session_id=session.record.session_id))
+            for session in sessions
+        ]
+    for session in sessions:
+        for tag in session.record.tags:
+            tag[BASELINE_TAG] = greedy.record.reward
+    return sessions
 
 
 def describe(spec: PromptSpec) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from rlcore.agent_loop.clients import LeaseRenewer, WorkerLedger, WorkerQueue
-from rlcore.agent_loop.session import SessionResult, SessionRunner, describe
+from rlcore.agent_loop.session import SessionResult, SessionRunner, describe, with_baseline
 from rlcore.agent_loop.writer import RowWriter
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import stop_token_ids
@@ -119,7 +119,8 @@ class AgentLoopWorker:
         # Twice the slots of all replicas: enough that no slot waits for a prompt.
         slots = 2 * rollout.max_num_seqs * rollout.num_replicas
         self._max_sessions = max(1, slots // rollout.agent.num_workers)
-        self._sessions_per_prompt = max(rollout.n, rollout.val_kwargs.n)
+        per_train_prompt = rollout.n + int(config.needs_baseline)
+        self._sessions_per_prompt = max(per_train_prompt, rollout.val_kwargs.n)
         self._is_prepared = False
         self._stopping = asyncio.Event()
         self._drain_s = 0.0
@@ -191,7 +192,10 @@ class AgentLoopWorker:
         )
 
     def _num_active_sessions(self) -> int:
-        return sum(spec.num_sessions for spec, _ in self._active.values())
+        return sum(self._num_sessions(spec) for spec, _ in self._active.values())
+
+    def _num_sessions(self, spec: PromptSpec) -> int:
+        return spec.num_sessions + int(self._sessions.has_baseline(spec))
 
     def _claim_limit(self) -> int:
         """Return how many more prompts fit; a lone prompt always fits."""
@@ -230,12 +234,14 @@ class AgentLoopWorker:
             async with asyncio.TaskGroup() as group:
                 running = [
                     group.create_task(self._sessions.run(spec, session_id))
-                    for session_id in range(spec.num_sessions)
+                    for session_id in range(self._num_sessions(spec))
                 ]
         except ExceptionGroup as errors:
             # Siblings fall for the same reason; the first one names it.
             raise errors.exceptions[0] from errors
         results = [task.result() for task in running]
+        if self._sessions.has_baseline(spec):
+            results = with_baseline(results[:-1], results[-1])
         await self._store(spec, results)
         try:
             await self._ledger.settle(

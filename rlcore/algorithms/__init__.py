@@ -26,8 +26,6 @@ from rlcore.algorithms.bypass import drop_drifted, drop_rejected
 from rlcore.algorithms.correction import Correction, correct_rollout
 from rlcore.algorithms.estimators import (
     ADV_ESTIMATORS,
-    GAE,
-    REMAX,
     AdvantageInputs,
     Estimator,
     register_adv_est,
@@ -62,9 +60,7 @@ from rlcore.algorithms.weighted_losses import cispo_loss, reinforce_loss, sapo_l
 
 __all__ = [
     "ADV_ESTIMATORS",
-    "GAE",
     "POLICY_LOSSES",
-    "REMAX",
     "AdvantageInputs",
     "Correction",
     "Estimator",

@@ -220,6 +220,7 @@ def _gdpo(
     return advantages, advantages
 
 
+@register_adv_est("gae", needs=("values",), reads=("gamma", "lam", "whiten"))
 def _gae(
     inputs: AdvantageInputs, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True
 ) -> Advantages:
@@ -227,6 +228,7 @@ def _gae(
     return gae(inputs.token_rewards, inputs.values, inputs.mask, gamma, lam, whiten)
 
 
+@register_adv_est("remax", needs=("baselines",))
 def _remax(inputs: AdvantageInputs) -> Advantages:
     assert inputs.baselines is not None
     return remax(inputs.token_rewards, inputs.baselines, inputs.mask)
@@ -235,12 +237,3 @@ def _remax(inputs: AdvantageInputs) -> Advantages:
 @register_adv_est("reinforce_plus_plus", "reinforce_pp", reads=("gamma", "whiten"))
 def _reinforce_pp(inputs: AdvantageInputs, gamma: float = 1.0, whiten: bool = True) -> Advantages:
     return reinforce_pp(inputs.token_rewards, inputs.mask, gamma, whiten)
-
-
-# Not registered here: the phases that compute what these need register them under verl's names,
-# `ADV_ESTIMATORS.register("gae")(GAE)`, so that a name that can be chosen can be trained with.
-GAE = Estimator(_gae, needs=("values",), reads=("gamma", "lam", "whiten"))
-"""For a trainer with a critic, whose values of the batch are in the column `values`."""
-
-REMAX = Estimator(_remax, needs=("baselines",))
-"""For a trainer that also scores one greedy response per prompt."""

@@ -2,19 +2,23 @@
 
 The actor reads the columns of a leased batch from the queue, gives them to `TrainingWorker`
 (rlcore/training/worker.py) and writes what comes back; no row passes through the driver.
+
+One file, though a long one: actor and client are the two ends of the same calls, and what crosses
+between them can be judged only side by side.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
 
 from rlcore.checkpoint_engine.segment_file import hold_segment, remove_leftovers, segment_path
 from rlcore.cluster.calls import kill_actor, wait_for_reply
+from rlcore.cluster.group_call import call_together
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.worker_environment import COMPUTE_ENVIRONMENT
 from rlcore.config import RunConfig
@@ -23,7 +27,13 @@ from rlcore.training.spec import TrainingSpec
 from rlcore.types import CallKey, SampledBatch, WeightMeta
 from rlcore.user_code import load_user_modules
 
+if TYPE_CHECKING:
+    from rlcore.training.ranks import Rendezvous
+
 logger = logging.getLogger(__name__)
+
+FORWARD_COLUMNS = ["prompts", "responses", "response_mask"]
+"""What a pass without gradient reads."""
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -37,14 +47,28 @@ class TrainingWorkerActor:
     Only `give_up` has a lane of its own: it must not wait for the update that it ends.
     """
 
-    def __init__(self, log_address: LogAddress | None) -> None:
+    def __init__(self, log_address: LogAddress | None, rank: int = 0) -> None:
+        self._rank = rank
+        self._store: Any = None
         if log_address is not None:
-            connect_log_stream(log_address, "trainer-rank-0")
+            connect_log_stream(log_address, f"trainer-rank-{rank}")
+
+    def open_store(self) -> tuple[str, int]:
+        """Open the meeting place of the ranks here; return host and port."""
+        from rlcore.training.ranks import open_store, reachable_address
+
+        host = reachable_address()
+        self._store = open_store(host)
+        return host, self._store.port
 
     def build(
-        self, spec: TrainingSpec, queue_deadline_s: float, user_modules: Sequence[str]
+        self,
+        spec: TrainingSpec,
+        queue_deadline_s: float,
+        user_modules: Sequence[str],
+        places: "Sequence[Rendezvous]" = (),
     ) -> None:
-        """Load the model.
+        """Meet the other ranks, if there are any, and load the model.
 
         Not in the constructor: Ray reports what that raises as the death of the actor, by which a
         damaged model folder would look like a fault that a retry may cure.
@@ -53,13 +77,16 @@ class TrainingWorkerActor:
             ConfigError: a user's module or the model cannot be loaded.
         """
         load_user_modules(user_modules)
-        hold_segment(segment_path(SHARED_MEMORY, spec.run_id))
+        if self._rank == 0:  # which writes the published weights
+            hold_segment(segment_path(SHARED_MEMORY, spec.run_id))
         # Imported here: the driver imports this module, and needs neither model nor queue.
         from rlcore.buffer.transfer_queue import attached_queue
+        from rlcore.training.ranks import Ranks
         from rlcore.training.worker import TrainingWorker
 
         self._queue = attached_queue(queue_deadline_s)
-        self._worker = TrainingWorker(spec)
+        ranks = Ranks.join(places[self._rank], self._store) if places else Ranks()
+        self._worker = TrainingWorker(spec, ranks)
 
     def state(self) -> dict[str, Any]:
         """See TrainingWorker.state."""
@@ -74,20 +101,71 @@ class TrainingWorkerActor:
         self, key: CallKey, partition_id: str, batch: SampledBatch, keeps_start: bool = False
     ) -> dict[str, float]:
         """Write `old_log_probs` and `entropy` of the batch; return their metrics."""
-        columns = ["prompts", "responses", "response_mask", "rollout_log_probs"]
-        rows = self._queue.get(partition_id, batch.keys, columns)
-        columns_out, metrics = self._worker.compute_log_prob(key, rows, keeps_start=keeps_start)
-        self._queue.put(partition_id, batch.keys, columns_out)
+        keys, rows = self._read_own(partition_id, batch, [*FORWARD_COLUMNS, "rollout_log_probs"])
+        columns, metrics = self._worker.compute_log_prob(key, rows, keeps_start=keeps_start)
+        self._write(partition_id, keys, columns)
+        return metrics
+
+    def compute_ref_log_prob(
+        self, key: CallKey, partition_id: str, batch: SampledBatch
+    ) -> dict[str, float]:
+        """Write `ref_log_prob` of the batch; there are no metrics."""
+        keys, rows = self._read_own(partition_id, batch, FORWARD_COLUMNS)
+        self._write(partition_id, keys, self._worker.compute_ref_log_prob(key, rows))
+        return {}
+
+    def compute_values(
+        self, key: CallKey, partition_id: str, batch: SampledBatch
+    ) -> dict[str, float]:
+        """Write `values` of the batch; return their metrics."""
+        keys, rows = self._read_own(partition_id, batch, FORWARD_COLUMNS)
+        columns, metrics = self._worker.compute_values(key, rows)
+        self._write(partition_id, keys, columns)
         return metrics
 
     def update_actor(
         self, key: CallKey, partition_id: str, batch: SampledBatch
     ) -> dict[str, float]:
-        """Make the optimizer steps of one inner step on the batch."""
-        rows = self._queue.get(partition_id, batch.keys, self._worker.updater.columns)
-        return self._worker.update_actor(key, rows, [tag["uid"] for tag in batch.tags])
+        """Make the policy's optimizer steps of one inner step on the batch."""
+        share = self._worker.share(key, _uids(batch), _lengths(batch))
+        columns = self._worker.updater.columns
+        rows = self._read(partition_id, [batch.keys[row] for row in share.rows], columns)
+        groups = [batch.tags[row]["uid"] for row in share.rows]
+        return self._worker.update_actor(key, rows, groups, share.steps)
 
-    def publish_weights(self, key: CallKey, directory: str, dtype: str) -> WeightMeta:
+    def update_critic(
+        self, key: CallKey, partition_id: str, batch: SampledBatch
+    ) -> dict[str, float]:
+        """Make the critic's optimizer steps of one inner step on the batch."""
+        from rlcore.training.critic import VALUE_COLUMNS
+
+        share = self._worker.share(key, _uids(batch), _lengths(batch), of="critic")
+        rows = self._read(partition_id, [batch.keys[row] for row in share.rows], VALUE_COLUMNS)
+        groups = [batch.tags[row]["uid"] for row in share.rows]
+        return self._worker.update_critic(key, rows, groups, share.steps)
+
+    def _write(self, partition_id: str, keys: list[str], columns: dict[str, Any]) -> None:
+        if keys:
+            self._queue.put(partition_id, keys, columns)
+
+    def _read_own(
+        self, partition_id: str, batch: SampledBatch, columns: Sequence[str]
+    ) -> tuple[list[str], dict[str, Any]]:
+        """Return keys and columns of this rank's part of the batch."""
+        from rlcore.training.balance import balanced_rows
+
+        ranks = self._worker.ranks
+        everything = range(len(batch.keys))
+        parts = balanced_rows(everything, _uids(batch), _lengths(batch), ranks.size)
+        keys = [batch.keys[row] for row in parts[ranks.rank]]
+        return keys, self._read(partition_id, keys, columns)
+
+    def _read(self, partition_id: str, keys: list[str], columns: Sequence[str]) -> dict[str, Any]:
+        if not keys:
+            return {name: [] for name in columns}
+        return self._queue.get(partition_id, keys, list(columns))
+
+    def publish_weights(self, key: CallKey, directory: str, dtype: str) -> WeightMeta | None:
         """See TrainingWorker.publish_weights."""
         return self._worker.publish_weights(key, directory, dtype)
 
@@ -107,7 +185,8 @@ class TrainingWorkerActor:
 class TrainingGroup:
     """Client of all ranks of one training group; picklable, synchronous, each call with a deadline.
 
-    A group lives and dies together: the first rank's failure is raised, the answer is rank 0's.
+    A group lives and dies together: the first rank's failure is raised, and where the others cannot
+    go on without it all are ended. The answer is rank 0's.
 
     Example:
         >>> group = start_training_group(config, run_id="r1", attempt=1, folder=folder)
@@ -140,23 +219,40 @@ class TrainingGroup:
             ConfigError: a user's module or the model cannot be loaded.
             DeadlineExceededError, ActorUnavailableError: a rank does not answer.
         """
-        self._call("build", spec, queue_deadline_s, list(user_modules))
+        places: list[Rendezvous] = []
+        if len(self.handles) > 1:
+            places = self._meeting_places(spec.device)
+        self._call("build", spec, queue_deadline_s, list(user_modules), places)
+
+    def _meeting_places(self, device: str) -> "list[Rendezvous]":
+        from rlcore.training.ranks import Rendezvous
+
+        host, port = wait_for_reply(
+            self.handles[0].open_store.remote(),
+            what="trainer rank 0: open_store",
+            deadline_s=self.deadline_s,
+        )
+        return [
+            Rendezvous(
+                host=host,
+                port=port,
+                rank=rank,
+                size=len(self.handles),
+                device=device,
+                timeout_s=self.deadline_s,
+            )
+            for rank in range(len(self.handles))
+        ]
 
     def state(self) -> dict[str, Any]:
         """Return rank 0's counters."""
         return self._call("state")
 
     def balance_metrics(self, batch: SampledBatch) -> dict[str, float]:
-        """Return verl's `global_seqlen` metrics: how many tokens rows and ranks have."""
-        lengths = [float(tag["seq_len"]) for tag in batch.tags]
-        total = sum(lengths)
-        ranks = len(self.handles)
-        return {
-            "global_seqlen/min": min(lengths, default=0.0),
-            "global_seqlen/max": max(lengths, default=0.0),
-            "global_seqlen/mean": total / max(len(lengths), 1),
-            "global_seqlen/per_rank": total / ranks,
-        }
+        """Return verl's `global_seqlen` metrics: tokens per rank, as they came and balanced."""
+        from rlcore.training.balance import balance_metrics
+
+        return balance_metrics(_uids(batch), _lengths(batch), len(self.handles))
 
     def compute_log_prob(
         self,
@@ -184,6 +280,40 @@ class TrainingGroup:
             DeadlineExceededError, ActorUnavailableError: a rank does not answer.
         """
         return self._call("update_actor", key, partition_id, batch)
+
+    def compute_ref_log_prob(
+        self, key: CallKey, partition_id: str, batch: SampledBatch
+    ) -> dict[str, float]:
+        """Write `ref_log_prob` of the batch under the frozen reference.
+
+        Raises:
+            FencedError, DataError, ConfigError: see TrainingWorker.compute_ref_log_prob.
+            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+        """
+        return self._call("compute_ref_log_prob", key, partition_id, batch)
+
+    def compute_values(
+        self, key: CallKey, partition_id: str, batch: SampledBatch
+    ) -> dict[str, float]:
+        """Write `values` of the batch under the critic's present weights; return their metrics.
+
+        Raises:
+            FencedError, DataError, ConfigError: see TrainingWorker.compute_values.
+            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+        """
+        return self._call("compute_values", key, partition_id, batch)
+
+    def update_critic(
+        self, key: CallKey, partition_id: str, batch: SampledBatch
+    ) -> dict[str, float]:
+        """Make the critic's optimizer steps, each once; return the metrics.
+
+        Raises:
+            FencedError, DataError, NonFiniteLossError, ConfigError: see
+                TrainingWorker.update_critic.
+            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+        """
+        return self._call("update_critic", key, partition_id, batch)
 
     def publish_weights(self, key: CallKey) -> WeightMeta:
         """Write the weights to shared memory in the replicas' type.
@@ -241,12 +371,15 @@ class TrainingGroup:
         segment_path(SHARED_MEMORY, self.run_id).unlink(missing_ok=True)
 
     def _call(self, method: str, *args: Any) -> Any:
-        replies = [getattr(handle, method).remote(*args) for handle in self.handles]
-        answers = [
-            wait_for_reply(reply, what=f"trainer rank {rank}: {method}", deadline_s=self.deadline_s)
-            for rank, reply in enumerate(replies)
-        ]
-        return answers[0]
+        return call_together(self.handles, method, args, deadline_s=self.deadline_s)
+
+
+def _uids(batch: SampledBatch) -> list[str]:
+    return [tag["uid"] for tag in batch.tags]
+
+
+def _lengths(batch: SampledBatch) -> list[int]:
+    return [int(tag["seq_len"]) for tag in batch.tags]
 
 
 def _answers(handle: ActorHandle, within_s: float) -> bool:
@@ -294,10 +427,13 @@ def start_training_group(
     for path in remove_leftovers(SHARED_MEMORY):
         logger.info("removed %s, the weights of a run that is dead", path)
     actor: Any = TrainingWorkerActor
-    options = {"runtime_env": {"env_vars": COMPUTE_ENVIRONMENT}}
-    handle: ActorHandle = actor.options(**options).remote(log_address)
+    options: dict[str, Any] = {"runtime_env": {"env_vars": COMPUTE_ENVIRONMENT}}
+    if spec.device == "cuda":
+        options["num_gpus"] = 1
+    num_ranks = config.num_ranks
+    handles = [actor.options(**options).remote(log_address, rank) for rank in range(num_ranks)]
     group = TrainingGroup(
-        [handle],
+        handles,
         run_id=run_id,
         publish_dtype=config.actor_rollout_ref.rollout.dtype,
         deadline_s=config.deadlines.start,
@@ -308,7 +444,13 @@ def start_training_group(
         group.build(spec, config.deadlines.queue, config.trainer.user_modules)
         state = group.state()
     except BaseException:
-        kill_actor(handle)
+        for handle in handles:
+            kill_actor(handle)
         raise
-    logger.info("trainer is ready: packing %s, %d threads", state["packing"], state["num_threads"])
+    logger.info(
+        "trainer is ready: %d rank(s), packing %s, %d threads each",
+        num_ranks,
+        state["packing"],
+        state["num_threads"],
+    )
     return group.with_deadline(config.deadlines.first_call)

@@ -22,7 +22,7 @@ from rlcore.config.base import (
     Words,
     falls_back,
 )
-from rlcore.config.pending import KL, KL_WEIGHT, LORA, REFERENCE
+from rlcore.config.pending import ADAPTER_PATH
 
 LossAggMode = Literal[
     "token-mean",
@@ -44,15 +44,17 @@ class ModelConfig(Section):
     """Folder in Hugging Face format: weights, config.json, tokenizer with chat template."""
     trust_remote_code: bool = False
     """Run Python code that lies in the model folder."""
-    lora_rank: Annotated[Rank, LORA] = Field(default=0, ge=0)
+    enable_gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them (verl: true)."""
+    lora_rank: Rank = Field(default=0, ge=0)
     """Rank of the LoRA adapters; 0: all weights are trained."""
-    lora_alpha: Annotated[Factor, LORA] = Field(default=16, gt=0)
+    lora_alpha: Factor = Field(default=16, gt=0)
     """LoRA's scale, divided by the rank."""
-    target_modules: Annotated[Words, LORA] = ("all-linear",)
+    target_modules: Words = ("all-linear",)
     """Modules that get an adapter; `all-linear`: every linear layer but the head."""
-    exclude_modules: Annotated[Words | None, LORA] = None
+    exclude_modules: Words | None = None
     """Modules that get none."""
-    lora_adapter_path: Annotated[PathText | None, LORA] = None
+    lora_adapter_path: Annotated[PathText | None, ADAPTER_PATH] = None
     """Folder of an adapter to go on from."""
 
 
@@ -117,13 +119,13 @@ class ActorConfig(Section):
     """Which policy loss."""
     entropy_coeff: Factor = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
-    use_kl_loss: Annotated[bool, KL] = False
+    use_kl_loss: bool = False
     """Add the KL divergence from the reference to the loss."""
-    kl_loss_coef: Annotated[Factor, KL_WEIGHT] = Field(default=0.001, ge=0)
+    kl_loss_coef: Factor = Field(default=0.001, ge=0)
     """Weight of that KL."""
-    kl_loss_type: Annotated[KLKind, KL] = "low_var_kl"
+    kl_loss_type: KLKind = "low_var_kl"
     """Estimator of that KL."""
-    kl_loss_value_clamp: Annotated[LogProb | None, KL] = Field(default=10.0, gt=0)
+    kl_loss_value_clamp: LogProb | None = Field(default=10.0, gt=0)
     """Largest value of `low_var_kl` and `k3` per token, no gradient beyond; null: none (ours)."""
     ppo_epochs: Epochs = Field(default=1, ge=1)
     """Passes over the batch of an inner step."""
@@ -160,7 +162,7 @@ class ActorConfig(Section):
 class RefModelConfig(Section):
     """Which model the reference is."""
 
-    path: Annotated[PathText | None, REFERENCE] = None
+    path: PathText | None = None
     """Folder of the reference; null: the model as it was before training."""
 
 

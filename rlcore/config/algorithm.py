@@ -1,6 +1,6 @@
 """Section `algorithm`: from rewards to advantages, and the correction of what others sampled."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,7 +15,6 @@ from rlcore.config.base import (
     Trajectories,
     Words,
 )
-from rlcore.config.pending import KL, KL_WEIGHT
 
 Threshold = Factor | str | None
 
@@ -23,13 +22,13 @@ Threshold = Factor | str | None
 class KLControlConfig(Section):
     """The weight of the KL penalty in the reward."""
 
-    type: Annotated[Literal["fixed", "adaptive"], KL] = "fixed"
+    type: Literal["fixed", "adaptive"] = "fixed"
     """`adaptive` moves the weight towards `target_kl`."""
-    kl_coef: Annotated[Factor, KL_WEIGHT] = Field(default=0.001, ge=0)
+    kl_coef: Factor = Field(default=0.001, ge=0)
     """Weight at the start."""
-    horizon: Annotated[Trajectories, KL] = Field(default=10000, ge=1)
+    horizon: Trajectories = Field(default=10000, ge=1)
     """Trajectories over which `adaptive` reacts."""
-    target_kl: Annotated[LogProb, KL] = Field(default=0.1, gt=0)
+    target_kl: LogProb = Field(default=0.1, gt=0)
     """Mean KL per token that `adaptive` aims at."""
 
 
@@ -86,9 +85,9 @@ class AlgorithmConfig(Section):
     """Keys of the reward function's result that GDPO combines."""
     gdpo_reward_weights: tuple[Factor, ...] | None = None
     """Their weights; null: 1 each."""
-    use_kl_in_reward: Annotated[bool, KL] = False
+    use_kl_in_reward: bool = False
     """Subtract a KL penalty from the reward."""
-    kl_penalty: Annotated[KLKind, KL] = "kl"
+    kl_penalty: KLKind = "kl"
     """Estimator of that KL."""
     kl_ctrl: KLControlConfig = Field(default_factory=KLControlConfig)
     """The weight of that penalty."""

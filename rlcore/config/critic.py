@@ -1,7 +1,5 @@
 """Section `critic`: the value model of PPO. Most keys follow the actor's where they are null."""
 
-from typing import Annotated
-
 from pydantic import Field
 
 from rlcore.config.actor import LossAggMode, OptimConfig
@@ -15,7 +13,6 @@ from rlcore.config.base import (
     Tokens,
     Trajectories,
 )
-from rlcore.config.pending import CRITIC_SWITCH
 
 
 class CriticOptimConfig(OptimConfig):
@@ -37,7 +34,7 @@ class CriticModelConfig(Section):
 class CriticConfig(Section):
     """The value model and its update."""
 
-    enable: Annotated[bool | None, CRITIC_SWITCH] = None
+    enable: bool | None = None
     """Train a critic; null: where the estimator needs one."""
     model: CriticModelConfig = Field(default_factory=CriticModelConfig)
     """The model that the critic starts from."""

@@ -39,7 +39,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         keys=("algorithm.adv_estimator",),
         here="`grpo`",
         verl="`gae`",
-        restore="`algorithm.adv_estimator=gae`, once the critic is there",
+        restore="`algorithm.adv_estimator=gae`",
         script={"algorithm.adv_estimator": "gae"},
     ),
     Deviation(
@@ -166,6 +166,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
         here="1, `cpu`, 0",
         verl="8, `cuda`, the trainer's",
         restore="GPU training comes with its issue",
+    ),
+    Deviation(
+        keys=("actor_rollout_ref.model.enable_gradient_checkpointing",),
+        here="off, the critic's too",
+        verl="on",
+        restore="set it; memory and speed alone change",
     ),
     Deviation(
         keys=("critic.model.path",),

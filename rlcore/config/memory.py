@@ -16,17 +16,23 @@ _FLOAT32 = 4
 
 
 def memory_parts(config: RunConfig, shape: ModelShape) -> dict[str, int]:
-    """Return bytes by part; training parts are those of one rank."""
+    """Return bytes by part; training parts are those of one rank.
+
+    Adapters are counted as nothing, a critic as the policy's size with one value per token.
+    """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     parameters, tokens = shape.num_parameters, micro_batch_tokens(config)
     kv_of_token = (
         2 * shape.num_layers * shape.num_kv_heads * shape.head_size * _BYTES[rollout.dtype]
     )
+    own = -(-parameters // config.num_ranks)
+    trained = 0 if config.actor_rollout_ref.model.lora_rank else own
     responses = min(tokens, micro_batch_rows(config) * config.data.max_response_length)
     return {
-        "weights": _FLOAT32 * parameters,
-        "gradients": _FLOAT32 * parameters,
-        "adamw_moments": 2 * _FLOAT32 * parameters,
+        "weights": _FLOAT32 * own,
+        "gradients": _FLOAT32 * trained,
+        "adamw_moments": 2 * _FLOAT32 * trained,
+        **_other_models(config, own),
         "activations_estimate": (
             tokens * shape.num_layers * shape.hidden_size * _ACTIVATION_BYTES[actor.dtype]
         ),
@@ -37,6 +43,17 @@ def memory_parts(config: RunConfig, shape: ModelShape) -> dict[str, int]:
         ),
         "published_weights": _BYTES[rollout.dtype] * parameters,
     }
+
+
+def _other_models(config: RunConfig, own: int) -> dict[str, int]:
+    """Return bytes of a reference and a critic, each of `own` weights, where the run has them."""
+    model, parts = config.actor_rollout_ref, dict[str, int]()
+    is_below_adapters = model.model.lora_rank and model.ref.model.path is None
+    if config.needs_reference and not is_below_adapters:
+        parts["reference_weights"] = _FLOAT32 * own
+    if config.needs_critic:
+        parts["critic_weights_gradients_moments"] = 4 * _FLOAT32 * own
+    return parts
 
 
 def micro_batch_rows(config: RunConfig) -> int:

@@ -80,11 +80,10 @@ KINDS: tuple[NamedKind, ...] = (
         kind="advantage estimator",
         read=lambda config: (config.algorithm.adv_estimator,),
         works=(
-            "dr_grpo", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo",
+            "dr_grpo", "gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo",
             "reinforce_plus_plus", "reinforce_plus_plus_baseline", "reinforce_pp",
-            "reinforce_pp_baseline", "rloo", "rloo_vectorized",
+            "reinforce_pp_baseline", "remax", "rloo", "rloo_vectorized",
         ),
-        not_yet=("gae", "remax"),
         never={
             "optimal_token_baseline": _NOT_IN_RLCORE,
             "tir_optimal_token_baseline": _NOT_IN_RLCORE,

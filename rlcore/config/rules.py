@@ -7,7 +7,14 @@ about a default that stands in for a wrong value.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from rlcore.config import rules_algorithm, rules_async, rules_batches, rules_devices, rules_rollout
+from rlcore.config import (
+    rules_algorithm,
+    rules_async,
+    rules_batches,
+    rules_devices,
+    rules_rollout,
+    rules_training,
+)
 from rlcore.config.data_rules import DATA_RULES
 from rlcore.config.names import unknown_names
 from rlcore.config.pending import NotYet
@@ -36,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     not_there_yet,
     *rules_batches.RULES,
     *rules_algorithm.RULES,
+    *rules_training.RULES,
     *rules_rollout.RULES,
     *rules_async.RULES,
     *rules_devices.RULES,

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,7 +11,6 @@ from rlcore.config.algorithm import AlgorithmConfig
 from rlcore.config.base import Section, Seed
 from rlcore.config.critic import CriticConfig
 from rlcore.config.data import DataConfig
-from rlcore.config.pending import CRITIC
 from rlcore.config.problems import CROSS_FIELD
 from rlcore.config.queue import TransferQueueConfig
 from rlcore.config.reward import RewardConfig
@@ -49,7 +47,7 @@ class RunConfig(Section):
     """The policy."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     """From rewards to advantages."""
-    critic: Annotated[CriticConfig, CRITIC] = Field(default_factory=CriticConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
     """The value model."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Scores of responses."""
@@ -92,6 +90,27 @@ class RunConfig(Section):
         return self.ray.num_threads or len(os.sched_getaffinity(0))
 
     @property
+    def num_ranks(self) -> int:
+        """Processes of the training worker."""
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a KL from a frozen reference is asked for."""
+        return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether a critic is trained: told, or where the estimator is GAE."""
+        enable = self.critic.enable
+        return self.algorithm.adv_estimator == "gae" if enable is None else enable
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether one greedy response per prompt is scored beside its sessions."""
+        return self.algorithm.adv_estimator == "remax"
+
+    @property
     def data_seed(self) -> int:
         """Seed of the order of the prompts."""
         return self.seed if self.data.seed is None else self.data.seed
@@ -112,11 +131,6 @@ class RunConfig(Section):
         """Optimizer steps per step."""
         actor = self.actor_rollout_ref.actor
         return actor.ppo_epochs * (self.data.train_batch_size // actor.ppo_mini_batch_size)
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the training worker."""
-        return self.trainer.nnodes * self.trainer.n_gpus_per_node
 
     @property
     def max_model_len(self) -> int:

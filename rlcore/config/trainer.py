@@ -21,11 +21,10 @@ from rlcore.config.base import (
     Words,
 )
 from rlcore.config.pending import (
-    CRITIC,
+    CRITIC_CHECKPOINTS,
     DEVICE,
     HOSTS,
     LENDING,
-    RANKS,
     REFILL,
     ROLLOUT_DUMPS,
     VALIDATION_DUMPS,
@@ -131,8 +130,8 @@ class TrainerConfig(Section):
     """Trackers: console, tensorboard, file, wandb (verl: console and wandb)."""
     nnodes: Annotated[Hosts, HOSTS] = Field(default=1, ge=1)
     """Hosts of the training worker."""
-    n_gpus_per_node: Annotated[Devices, RANKS] = Field(default=1, ge=1)
-    """Ranks of the training worker (verl: 8); one, on the CPU."""
+    n_gpus_per_node: Devices = Field(default=1, ge=1)
+    """Ranks of the training worker on each host (verl: 8); on the CPU they share its cores."""
     device: Annotated[Literal["cpu", "cuda"], DEVICE] = "cpu"
     """Device of training and generation (verl: cuda)."""
     save_freq: Steps = Field(default=-1, ge=-1)
@@ -153,9 +152,9 @@ class TrainerConfig(Section):
     """Folder of all runs and of Prefect's embedded database (ours)."""
     max_actor_ckpt_to_keep: Count | None = Field(default=None, ge=1)
     """Checkpoints to keep beside the best and referenced ones; null: all."""
-    max_critic_ckpt_to_keep: Annotated[Count | None, CRITIC] = Field(default=None, ge=1)
+    max_critic_ckpt_to_keep: Annotated[Count | None, CRITIC_CHECKPOINTS] = Field(default=None, ge=1)
     """Checkpoints of the critic to keep; null: all."""
-    critic_warmup: Annotated[Steps, CRITIC] = Field(default=0, ge=0)
+    critic_warmup: Steps = Field(default=0, ge=0)
     """Steps in which the critic alone is trained."""
     log_val_generations: Count = Field(default=0, ge=0)
     """Validation responses to show per validation."""

@@ -51,7 +51,7 @@ _NO_TOOLS = "tools are functions of a Python file"
 _TOOLS_KEY = f"set {_A}rollout.multi_turn.function_tool_path"
 _NO_COV = "clip_cov and kl_cov are not among the losses"
 _OTHER_ENGINE = "it sizes a GPU engine that is not in use"
-_OTHER_SHARDING = "it sizes sharding over GPUs; there is one rank"
+_OTHER_SHARDING = "it sizes sharding over GPUs; training runs on the CPU"
 _NO_PROFILER = "profilers are not there yet"
 _MOVED = "verl moved it"
 
@@ -99,8 +99,6 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
     (f"{_A}nccl_timeout", ANY, "no NCCL group is made", "see deadlines"),
     (f"{_A}model.use_remove_padding", ANY, "it changes speed only; trajectories are packed",
      LEAVE_OUT),
-    (f"{_A}model.enable_gradient_checkpointing", ANY,
-     "it changes memory only; activations are kept", "lower ppo_max_token_len_per_gpu"),
     (f"{_A}model.enable_activation_offload", (False,), "activations stay where they are",
      LEAVE_OUT),
     (f"{_A}model.use_liger", (False,), "liger kernels need a GPU", LEAVE_OUT),
@@ -121,7 +119,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
     (f"{_A}model.tokenizer_path", (None,), "the tokenizer lies in the model folder", LEAVE_OUT),
     (f"{_A}model.hf_config_path", (None,), "config.json lies in the model folder", LEAVE_OUT),
     # --- actor
-    (f"{_A}actor.strategy", ("fsdp", "fsdp2"), "one rank needs no sharding", LEAVE_OUT),
+    (f"{_A}actor.strategy", ("fsdp", "fsdp2"), "parameters are sharded by FSDP2", LEAVE_OUT),
     (f"{_A}actor.ppo_micro_batch_size", (None,), "verl replaced it",
      f"set {_A}actor.ppo_micro_batch_size_per_gpu"),
     (f"{_A}actor.policy_loss.clip_cov_ratio", (0.0002,), _NO_COV, LEAVE_OUT),
@@ -185,7 +183,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
      f"set {_A}actor.grad_clip"),
     # --- reference model
     # (a reference model is trained by nobody: these size or trace it)
-    (f"{_A}ref.strategy", ("fsdp", "fsdp2"), "one rank needs no sharding", LEAVE_OUT),
+    (f"{_A}ref.strategy", ("fsdp", "fsdp2"), "parameters are sharded by FSDP2", LEAVE_OUT),
     (f"{_A}ref.log_prob_micro_batch_size", ANY,
      "log-probs are computed in the actor's micro-batches", LEAVE_OUT),
     (f"{_A}ref.log_prob_micro_batch_size_per_gpu", ANY,
@@ -277,7 +275,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
      "set critic.optim.lr_scheduler_type"),
     ("critic.optim.clip_grad", (1.0,), "clipping has a key of its own",
      f"set {_A}actor.grad_clip"),
-    ("critic.strategy", ("fsdp", "fsdp2"), "one rank needs no sharding", LEAVE_OUT),
+    ("critic.strategy", ("fsdp", "fsdp2"), "parameters are sharded by FSDP2", LEAVE_OUT),
     ("critic.ulysses_sequence_parallel_size", (1,), _OTHER_SHARDING, LEAVE_OUT),
     *_fsdp_rows("critic.fsdp"),
     *_fsdp_rows("critic.fsdp_config"),
@@ -285,7 +283,8 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
     *_fsdp_rows("critic.model.fsdp_config"),
     ("critic.model.use_remove_padding", ANY, "it changes speed only; trajectories are packed",
      LEAVE_OUT),
-    ("critic.model.enable_gradient_checkpointing", ANY, "it changes memory only", LEAVE_OUT),
+    ("critic.model.enable_gradient_checkpointing", ANY,
+     "it changes memory only; the critic does as the policy", LEAVE_OUT),
     ("critic.model.tokenizer_path", (None,), "the tokenizer lies in the model folder", LEAVE_OUT),
     ("critic.profiler.*", (False, None, []), _NO_PROFILER, LEAVE_OUT),
     ("critic.checkpoint.*", (["model", "optimizer", "extra"], False),
@@ -318,7 +317,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
     ("reward_model.*", (None,), _MOVED, "see reward"),
     ("sandbox_fusion.*", (None,), "no sandbox is called", LEAVE_OUT),
     # --- trainer
-    ("trainer.balance_batch", ANY, "one rank has nothing to balance", LEAVE_OUT),
+    ("trainer.balance_batch", ANY, "ranks are always balanced", LEAVE_OUT),
     ("trainer.use_v1", (True,), "verl's legacy trainer has no counterpart: its "
      "RayPPOTrainer and fit() are replaced by trainer.v1", "leave it out; a subclass of the legacy "
      "trainer becomes a trainer mode: @register_trainer in a file of trainer.user_modules"),

@@ -19,7 +19,10 @@ from rlcore.config import RunConfig
 from rlcore.config.arguments import estimator_settings, weight_settings
 from rlcore.config.corrections import rejections
 from rlcore.errors import DataError
-from rlcore.types import SampledBatch
+from rlcore.trainer.reference_critic import KLPenalty
+from rlcore.types import BASELINE_TAG, SampledBatch
+
+PENALTY_COLUMNS = ("old_log_probs", "ref_log_prob")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +76,7 @@ def compute_advantage(
     batch: SampledBatch,
     spec: AdvantageSpec,
     *,
-    baselines: Mapping[str, float] | None = None,
+    kl: KLPenalty | None = None,
 ) -> dict[str, float]:
     """Write `advantages` and `returns` of every row, and what corrects it; return their metrics.
 
@@ -84,29 +87,37 @@ def compute_advantage(
         partition_id: Where in it.
         batch: The leased rows.
         spec: What is asked for.
-        baselines: Score of the greedy response per uid, for the estimator that needs it.
+        kl: Penalty that is taken off the rewards.
 
     Raises:
-        DataError: a row is incomplete, or a reward of `reward_keys` is missing.
+        DataError: a row is incomplete, or a reward of `reward_keys` or a baseline is missing.
         ValueError: the numbers are not fit for the estimator.
     """
-    rows = queue.get(partition_id, batch.keys, spec.columns)
+    columns = {*spec.columns, *(PENALTY_COLUMNS if kl is not None else ())}
+    rows = queue.get(partition_id, batch.keys, sorted(columns))
     lengths = [len(row) for row in rows["response_mask"]]
     padded = {name: pad_sequence(values, batch_first=True) for name, values in rows.items()}
     mask = padded["response_mask"]  # [B, T]
+    rewards = padded["rm_scores"]
+    scores = torch.tensor([tag["reward"] for tag in batch.tags], dtype=torch.float32)
+    penalty: dict[str, float] = {}
+    if kl is not None:
+        rewards, scores, penalty = kl(padded, scores, mask)
     inputs = AdvantageInputs(
         mask=mask,
-        token_rewards=padded["rm_scores"],
-        scores=torch.tensor([tag["reward"] for tag in batch.tags], dtype=torch.float32),
+        token_rewards=rewards,
+        scores=scores,
         groups=[tag["uid"] for tag in batch.tags],
         sessions=[tag["session_id"] for tag in batch.tags],
         out_index=[int(key.rpartition("_")[2]) for key in batch.keys],
         values=padded.get("values"),
-        baselines=_baselines(batch, baselines),
+        baselines=_baselines(batch) if "baselines" in spec.estimator.needs else None,
         score_matrix=_score_matrix(batch, spec.reward_keys) if spec.reward_keys else None,
     )
     advantages, returns = spec.estimator(inputs, **spec.settings)
-    metrics = _metrics(advantages, returns, mask)
+    metrics = _metrics(advantages, returns, mask) | penalty
+    if inputs.baselines is not None:
+        metrics["critic/baselines/mean"] = float(inputs.baselines.mean())
     written = {"advantages": advantages, "returns": returns}
     if spec.corrects:
         correction = correct_rollout(
@@ -148,10 +159,14 @@ def _cut(values: Tensor, lengths: list[int], name: str) -> list[Tensor]:
     return [row[:length] for row, length in zip(typed, lengths, strict=True)]
 
 
-def _baselines(batch: SampledBatch, baselines: Mapping[str, float] | None) -> Tensor | None:
-    if baselines is None:
-        return None
-    return torch.tensor([baselines[tag["uid"]] for tag in batch.tags], dtype=torch.float32)
+def _baselines(batch: SampledBatch) -> Tensor:
+    """Score of the greedy response to each row's prompt, [B]."""
+    for row_key, tag in zip(batch.keys, batch.tags, strict=True):
+        if BASELINE_TAG not in tag:
+            raise DataError(
+                f"row {row_key} has no baseline: its group was sampled without a greedy response"
+            )
+    return torch.tensor([tag[BASELINE_TAG] for tag in batch.tags], dtype=torch.float32)
 
 
 def _score_matrix(batch: SampledBatch, keys: Sequence[str]) -> Tensor:

@@ -26,6 +26,7 @@ from rlcore.trainer.checkpoint import CheckpointStore, best_step
 from rlcore.trainer.feeding import PromptFeeding
 from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
+from rlcore.trainer.reference_critic import ReferenceAndCritic, kl_penalty, move_kl_weight
 from rlcore.trainer.resources import TrainerResources, WeightManager
 from rlcore.trainer.supply import make_replay_buffer, num_to_feed
 from rlcore.trainer.validation import run_validation
@@ -56,7 +57,7 @@ def register_trainer(name: str) -> Any:
     return add
 
 
-class PPOTrainer(PromptFeeding):
+class PPOTrainer(PromptFeeding, ReferenceAndCritic):
     """Base of all modes.
 
     Attributes:
@@ -197,15 +198,24 @@ class PPOTrainer(PromptFeeding):
 
     def _compute_advantage(self, batch: BatchRef) -> Metrics:
         """Write `advantages`, `returns` and what corrects them, by `algorithm`."""
-        return compute_advantage(
+        leased = self._leased(batch)
+        metrics = compute_advantage(
             attached_queue(self.config.deadlines.queue),
             self._partition("train"),
-            self._leased(batch),
+            leased,
             AdvantageSpec.from_config(self.config),
+            kl=kl_penalty(self.config, self.state),
         )
+        move_kl_weight(self.config, self.state, self._key(), metrics, len(leased.keys))
+        return metrics
 
     def _update_actor(self, batch: BatchRef) -> Metrics:
-        """Make the inner step's optimizer steps; each is applied once, however often this runs."""
+        """Make the inner step's optimizer steps; each is applied once, however often this runs.
+
+        While the critic warms up alone there are none.
+        """
+        if self.is_warming_up:
+            return {}
         return self.training.with_deadline(self.deadline_s).update_actor(
             self._key(), self._partition("train"), self._leased(batch)
         )

@@ -67,8 +67,16 @@ class PhaseResult:
 
 
 def active_batch_phases(trainer: "PPOTrainer") -> list[Phase]:
-    """Return the phases between sampling and the commit that this trainer defines, in order."""
-    return [phase for phase in BATCH_PHASES if hasattr(trainer, phase.method)]
+    """Return the phases between sampling and the commit, in order.
+
+    They are those that the trainer defines, without those that its configuration leaves idle.
+    """
+    idle = trainer.idle_phases()
+    return [
+        phase
+        for phase in BATCH_PHASES
+        if hasattr(trainer, phase.method) and phase.method not in idle
+    ]
 
 
 def run_phase(

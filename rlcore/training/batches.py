@@ -79,6 +79,12 @@ def micro_batches(
         yield taken
 
 
+def in_lockstep(micros: Sequence[list[int]], count: int) -> Iterator[tuple[list[int], bool]]:
+    """Yield each micro-batch and whether it is the last of `count`; empty ones fill up."""
+    for number in range(count):
+        yield micros[number] if number < len(micros) else [], number == count - 1
+
+
 class _Cost:
     """Tokens that go through the model for a growing set of rows (packed: at most)."""
 

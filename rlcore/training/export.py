@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from rlcore.config.actor import ModelConfig
 from rlcore.errors import CheckpointError
 from rlcore.trainer.checkpoint import CheckpointStore
 from rlcore.trainer.run_folder import RunFolder
@@ -39,15 +40,19 @@ def _from_checkpoint(folder: RunFolder, out: Path, step: int | None) -> None:
     if checkpoint is None:
         raise CheckpointError(f"run {folder.run_id} has neither a model nor a checkpoint yet")
     config = json.loads((checkpoint.path / "config.json").read_text(encoding="utf-8"))
-    source = config["actor_rollout_ref"]["model"]
+    source = ModelConfig.model_validate(config["actor_rollout_ref"]["model"])
 
     import torch
 
     from rlcore.pretrained import load_causal_lm
     from rlcore.training import checkpoint as files
+    from rlcore.training.lora import add_lora
+    from rlcore.training.ranks import Ranks
+    from rlcore.training.spec import lora_of
 
-    model = load_causal_lm(
-        source["path"], torch.float32, trust_remote_code=source["trust_remote_code"]
-    )
+    model = load_causal_lm(source.path, torch.float32, trust_remote_code=source.trust_remote_code)
+    adapters = lora_of(source)
+    if adapters is not None:
+        add_lora(model, adapters)
     files.read_weights(checkpoint.actor_path, model)
-    files.export_model(out, model, Path(source["path"]))
+    files.export_model(out, model, Path(source.path), Ranks())

@@ -36,6 +36,15 @@ class AttentionBlock:
     bias: Float[Tensor, "R Q L"]
     """0 where the query sees the key, else -inf."""
 
+    def to(self, device: torch.device) -> "AttentionBlock":
+        """Return the block on `device`."""
+        return AttentionBlock(
+            queries=self.queries.to(device),
+            is_query=self.is_query.to(device),
+            keys=self.keys.to(device),
+            bias=self.bias.to(device),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
@@ -48,6 +57,23 @@ class Layout:
     """Response tokens, row after row."""
     num_tokens: int
     """Tokens that go through the model, padding included."""
+
+    def to(self, device: torch.device) -> "Layout":
+        """Return the layout on `device`; layouts are made on the CPU."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: tuple(block.to(device) for block in value)
+            if name == "attention_blocks"
+            else value.to(device)
+            for name, value in self.model_inputs.items()
+        }
+        return Layout(
+            model_inputs=moved,
+            predictors=self.predictors.to(device),
+            targets=self.targets.to(device),
+            num_tokens=self.num_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

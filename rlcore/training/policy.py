@@ -3,11 +3,6 @@
 Legend: M response tokens of all rows.
 """
 
-import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,15 +10,16 @@ from transformers import PreTrainedModel
 
 from rlcore.algorithms.logits import token_entropy, token_logp
 from rlcore.pretrained import load_causal_lm
-from rlcore.training.attention import ATTENTION_NAME
 from rlcore.training.head import linear_logp_entropy
-from rlcore.training.layout import Layout, Packing, packed_layout, padded_layout
+from rlcore.training.layout import Layout, Packing
+from rlcore.training.lora import add_lora, without_lora
+from rlcore.training.plan import LoraSpec
+from rlcore.training.ranks import Ranks
+from rlcore.training.row_model import AutocastType, RowModel
 
-logger = logging.getLogger(__name__)
 
-
-class Policy:
-    """A transformers model with float32 weights whose forward pass may run under autocast.
+class Policy(RowModel):
+    """A causal language model: log-prob and entropy of every response token.
 
     Example:
         >>> policy = Policy("models/smollm2-135m-instruct", dtype="bfloat16")
@@ -34,62 +30,67 @@ class Policy:
         self,
         model_path: str,
         *,
-        dtype: Literal["bfloat16", "float32"],
+        dtype: AutocastType,
         packing: Packing = "shared_prefix",
         trust_remote_code: bool = False,
+        ranks: Ranks | None = None,
+        lora: LoraSpec | None = None,
+        gradient_checkpointing: bool = False,
     ) -> None:
-        self.dtype = dtype
-        # dropout stays off (eval): log-probs before and during the update must be one function
-        self.model: PreTrainedModel = load_causal_lm(
-            model_path, torch.float32, trust_remote_code=trust_remote_code
+        model = load_causal_lm(model_path, torch.float32, trust_remote_code=trust_remote_code)
+        super().__init__(
+            model, dtype=dtype, packing=packing, gradient_checkpointing=gradient_checkpointing
         )
-        self.packing: Packing = packing
-        if packing == "shared_prefix" and not _can_pack(self.model):
-            logger.info("%s: attention is not plain causal; rows are padded", model_path)
-            self.packing = "padded"
-        self.model.set_attn_implementation(
-            ATTENTION_NAME if self.packing == "shared_prefix" else "sdpa"
-        )
-        self._head = _plain_head(self.model)
-
-    def layout(self, prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> Layout:
-        """Lay the rows out for `log_probs`."""
-        if self.packing == "shared_prefix":
-            return packed_layout(prompts, responses)
-        return padded_layout(prompts, responses)
+        if lora is not None:
+            add_lora(model, lora)
+        self.place(ResponseLogProbs(model), ranks or Ranks())
 
     def log_probs(
         self, layout: Layout, temperature: float
     ) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
         """Return log-prob and entropy of every response token, row after row, in nats."""
-        with self._autocast():
-            if self._head is None:
-                logits = self.model(**layout.model_inputs, use_cache=False).logits
-                logits = logits.flatten(0, 1)[layout.predictors]
-                return (
-                    token_logp(logits, layout.targets, temperature),
-                    token_entropy(logits, temperature),
-                )
-            hidden = self.model.base_model(**layout.model_inputs, use_cache=False)[0]
-            chosen = hidden.flatten(0, 1).index_select(0, layout.predictors)
-            return linear_logp_entropy(chosen, self._head, layout.targets, temperature)
+        with self.autocast():
+            return self.net(layout.to(self.model.device), temperature)
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.dtype == "bfloat16":
-            return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+    def outputs(self, layout: Layout, temperature: float) -> tuple[Tensor, ...]:
+        """Return log-prob and entropy, as `log_probs`."""
+        return self.log_probs(layout, temperature)
+
+    @torch.no_grad()
+    def base_log_probs(self, layout: Layout, temperature: float) -> tuple[Tensor, ...]:
+        """Return the log-probs of the model below the adapters, which is what it was at first."""
+        with without_lora(self.model):
+            return self.log_probs(layout, temperature)[:1]
+
+    def freeze(self) -> None:
+        """Let no gradient flow to the weights from now on."""
+        for parameter in self.model.parameters():
+            parameter.requires_grad = False
 
 
-def _can_pack(model: PreTrainedModel) -> bool:
-    """Whether every layer is plain causal attention through transformers' attention interface."""
-    config = model.config.get_text_config()
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:
-        is_full = getattr(config, "sliding_window", None) is None
-    else:
-        is_full = set(layer_types) == {"full_attention"}
-    has_cap = getattr(config, "attn_logit_softcapping", None) is not None
-    return is_full and not has_cap and bool(getattr(model, "_supports_attention_backend", False))
+class ResponseLogProbs(nn.Module):
+    """The model with its log-probs as forward pass: the root that FSDP shards."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self._has_plain_head = _plain_head(model) is not None
+
+    def forward(self, layout: Layout, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return log-prob and entropy of every response token, row after row."""
+        if not self._has_plain_head:
+            logits = self.model(**layout.model_inputs, use_cache=False).logits
+            logits = logits.flatten(0, 1)[layout.predictors]
+            return (
+                token_logp(logits, layout.targets, temperature),
+                token_entropy(logits, temperature),
+            )
+        hidden = self.model.base_model(**layout.model_inputs, use_cache=False)[0]
+        chosen = hidden.flatten(0, 1).index_select(0, layout.predictors)
+        # Asked for here: under FSDP the whole weight is there in the forward pass only.
+        head = _plain_head(self.model)
+        assert head is not None
+        return linear_logp_entropy(chosen, head, layout.targets, temperature)
 
 
 def _plain_head(model: PreTrainedModel) -> nn.Parameter | None:

@@ -7,8 +7,11 @@ from typing import Any, Literal
 
 from rlcore.algorithms.aggregate import AggMode
 from rlcore.config import RunConfig
+from rlcore.config.actor import ModelConfig
 from rlcore.config.arguments import arguments
+from rlcore.training.batches import MicroBatchLimits
 from rlcore.training.loss_choice import loss_choice
+from rlcore.training.plan import CriticSpec, LoraSpec, OptimizerSpec, UpdatePlan
 from rlcore.training.schedule import LearningRate
 
 
@@ -58,11 +61,52 @@ class TrainingSpec:
     loss_agg_mode: AggMode = "token-mean"
     loss_scale_factor: float | None = None
     entropy_coeff: float = 0.0
+    kl_loss: Mapping[str, Any] | None = None
+    """Keyword arguments of `kl_estimate`; None: no KL from the reference in the loss."""
+    kl_loss_coef: float = 0.001
+    has_reference: bool = False
+    """Whether log-probs of a frozen model are asked for."""
+    reference_path: str | None = None
+    """Its folder; None: the model as it was before training."""
+    lora: LoraSpec | None = None
+    critic: CriticSpec | None = None
+    gradient_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass instead of keeping them."""
     max_nonfinite_steps: int = 3
     seed: int = 0
     num_threads: int | None = None
     """None: all cores."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where each rank computes."""
     full_determinism: bool = False
+
+    @property
+    def limits(self) -> MicroBatchLimits:
+        """Limits of a micro-batch."""
+        return MicroBatchLimits(max_rows=self.micro_batch_rows, max_tokens=self.micro_batch_tokens)
+
+    @property
+    def optimizer(self) -> OptimizerSpec:
+        """The policy's optimizer."""
+        return OptimizerSpec(
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            grad_clip=self.grad_clip,
+            limits=self.limits,
+        )
+
+    @property
+    def plan(self) -> UpdatePlan:
+        """How a batch becomes optimizer steps of the policy."""
+        return UpdatePlan(
+            learning_rate=self.learning_rate,
+            mini_batch_groups=self.mini_batch_groups,
+            epochs=self.ppo_epochs,
+            shuffle=self.shuffle,
+            shuffle_seed=self.shuffle_seed,
+            max_nonfinite_steps=self.max_nonfinite_steps,
+        )
 
     @classmethod
     def from_config(
@@ -112,11 +156,74 @@ class TrainingSpec:
             rejections=loss.rejections,
             loss_agg_mode=actor.loss_agg_mode,
             entropy_coeff=actor.entropy_coeff,
+            kl_loss=arguments(config, "kl_estimate") if actor.use_kl_loss else None,
+            kl_loss_coef=actor.kl_loss_coef,
+            has_reference=config.needs_reference,
+            reference_path=config.actor_rollout_ref.ref.model.path,
+            lora=lora_of(model),
+            critic=_critic(config, total_steps) if config.needs_critic else None,
+            gradient_checkpointing=model.enable_gradient_checkpointing,
             max_nonfinite_steps=config.trainer.max_nonfinite_steps,
             seed=config.seed,
-            num_threads=config.num_threads,
+            num_threads=max(config.num_threads // config.num_ranks, 1),
+            device=config.trainer.device,
             full_determinism=rollout.full_determinism,
             off_policy_delta=arguments(config, "off_policy_sequence_mask")["delta"],
             **arguments(config, "token_logp"),
             **arguments(config, "agg_loss"),
         )
+
+
+def lora_of(model: ModelConfig) -> LoraSpec | None:
+    """Return which adapters the model has; None: it has none."""
+    if not model.lora_rank:
+        return None
+    return LoraSpec(
+        rank=model.lora_rank,
+        alpha=model.lora_alpha,
+        target_modules=model.target_modules,
+        exclude_modules=model.exclude_modules,
+    )
+
+
+def _critic(config: RunConfig, total_steps: int | None) -> CriticSpec:
+    """Take the critic's part; what it does not say is as the actor's."""
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    rate = LearningRate.from_config(
+        critic.optim, total_steps or config.trainer.total_training_steps
+    )
+    is_by_tokens = _first(critic.use_dynamic_bsz, actor.use_dynamic_bsz)
+    rows = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu
+    forward_rows = critic.forward_micro_batch_size_per_gpu or rows
+    tokens = critic.ppo_max_token_len_per_gpu
+    loss = arguments(config, "value_loss")
+    return CriticSpec(
+        model_path=critic.model.path or config.actor_rollout_ref.model.path,
+        trust_remote_code=critic.model.trust_remote_code,
+        optimizer=OptimizerSpec(
+            learning_rate=rate,
+            betas=critic.optim.betas,
+            weight_decay=critic.optim.weight_decay,
+            grad_clip=critic.grad_clip,
+            limits=MicroBatchLimits(max_rows=None if is_by_tokens else rows, max_tokens=tokens),
+        ),
+        plan=UpdatePlan(
+            learning_rate=rate,
+            mini_batch_groups=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            epochs=critic.ppo_epochs or actor.ppo_epochs,
+            shuffle=_first(critic.shuffle, actor.shuffle),
+            shuffle_seed=critic.data_loader_seed,
+            max_nonfinite_steps=config.trainer.max_nonfinite_steps,
+        ),
+        forward_limits=MicroBatchLimits(
+            max_rows=None if is_by_tokens else forward_rows,
+            max_tokens=critic.forward_max_token_len_per_gpu or tokens,
+        ),
+        loss_agg_mode=loss.pop("agg"),
+        loss_settings=loss,
+        **arguments(config, "agg_loss"),
+    )
+
+
+def _first(own: bool | None, other: bool) -> bool:
+    return other if own is None else own

@@ -56,7 +56,7 @@ class StartWeights:
 
     def _keep(self, step: int, model: nn.Module) -> None:
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in _trained(model):
                 if name in self._copies:
                     self._copies[name].copy_(parameter)
                 else:
@@ -65,7 +65,12 @@ class StartWeights:
 
     def _exchange(self, model: nn.Module) -> None:
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in _trained(model):
                 current = parameter.detach().clone()
                 parameter.copy_(self._copies[name])
                 self._copies[name].copy_(current)
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """What a step changes: below adapters the model stays as it is."""
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

@@ -1,12 +1,11 @@
-"""The training worker of one rank: log-probs, updates, publication and checkpoints.
+"""The training worker, one per rank: log-probs, values, updates, publication and checkpoints.
 
-A plain object without Ray or queue: columns in, columns out. Each optimizer step, named by
-(global_step, inner_step, optimizer_step), is applied once: a repeat of a finished update returns
-the stored metrics, one of an interrupted update goes on where it stopped.
+A plain object without Ray or queue: columns in, columns out. It holds the policy, and what the run
+asks for besides: a frozen reference, a critic.
 """
 
-import logging
 import time
+from collections import deque
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,25 +16,35 @@ from torch.nn.utils.rnn import pad_sequence
 from rlcore.algorithms import masked_mean, offpolicy_metrics
 from rlcore.checkpoint_engine.segment import write_tensors
 from rlcore.checkpoint_engine.segment_file import segment_path
-from rlcore.errors import FencedError, NonFiniteLossError
+from rlcore.errors import ConfigError, FencedError
 from rlcore.fencing import Fence
-from rlcore.training.batches import Rows, check_rows, micro_batches, mini_batches
+from rlcore.training.balance import Share, shares
+from rlcore.training.batches import Rows, check_rows
 from rlcore.training.checkpoint import (
     export_model,
     read_checkpoint,
+    trained_state,
     write_checkpoint,
 )
+from rlcore.training.columns import computed_columns
+from rlcore.training.critic import Critic, value_metrics
+from rlcore.training.lora import merged_tensors
 from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
+from rlcore.training.ranks import Ranks, summed
 from rlcore.training.spec import TrainingSpec
 from rlcore.training.start_weights import StartWeights
-from rlcore.training.update import PolicyUpdater
+from rlcore.training.trainee import Trainee
+from rlcore.training.update import REFERENCE_COLUMN, PolicyUpdater
 from rlcore.training.versions import WeightVersions
 from rlcore.types import CallKey, WeightMeta
 
-logger = logging.getLogger(__name__)
-
-SUMMED = ("optimizer_steps", "nonfinite_steps", "trained_trajectories")
+COMPARED = ("response_mask", "old_log_probs", "entropy", "rollout_log_probs")
+"""Columns that the metrics of log-probs are made of."""
+VALUED = ("response_mask", "values", "returns")
+FORWARD_COLUMNS = ("prompts", "responses", "response_mask")
+CRITIC = "critic"
+"""Folder of the critic's part of a checkpoint, beside the policy's."""
 
 
 class TrainingWorker:
@@ -48,8 +57,9 @@ class TrainingWorker:
         >>> meta = worker.publish_weights(key, "/dev/shm", "bfloat16")
     """
 
-    def __init__(self, spec: TrainingSpec) -> None:
+    def __init__(self, spec: TrainingSpec, ranks: Ranks | None = None) -> None:
         self.spec = spec
+        self.ranks = ranks or Ranks()
         if spec.num_threads is not None:
             torch.set_num_threads(spec.num_threads)
         if spec.full_determinism:
@@ -60,12 +70,45 @@ class TrainingWorker:
             dtype=spec.dtype,
             packing=spec.packing,
             trust_remote_code=spec.trust_remote_code,
+            ranks=self.ranks,
+            lora=spec.lora,
+            gradient_checkpointing=spec.gradient_checkpointing,
         )
-        self.updater = PolicyUpdater(self.policy, spec)
+        self.reference = self._load_reference()
+        self.updater = PolicyUpdater(self.policy, spec, self.ranks)
         self.versions = WeightVersions(Path(spec.folder) / "weight_version")
-        self.progress = Progress()
+        self.actor = Trainee(
+            "actor",
+            self.updater,
+            spec.plan,
+            folder=Path(spec.folder),
+            ranks=self.ranks,
+            on_change=self.versions.state_changed,
+        )
+        self.critic = None if spec.critic is None else Critic(spec, spec.critic, self.ranks)
         self.start_weights = StartWeights()
         self._fence = Fence(spec.run_id, spec.attempt)
+
+    def _load_reference(self) -> Policy | None:
+        """Load the frozen model; below adapters the policy has it already."""
+        spec = self.spec
+        is_below_adapters = spec.lora is not None and spec.reference_path is None
+        if not spec.has_reference or is_below_adapters:
+            return None
+        reference = Policy(
+            spec.reference_path or spec.model_path,
+            dtype=spec.dtype,
+            packing=spec.packing,
+            trust_remote_code=spec.trust_remote_code,
+            ranks=self.ranks,
+        )
+        reference.freeze()
+        return reference
+
+    @property
+    def progress(self) -> Progress:
+        """Which optimizer steps of the policy were applied."""
+        return self.actor.progress
 
     def give_up(self, key: CallKey) -> None:
         """Refuse a try of a phase from now on; a call of it that runs goes on to its end."""
@@ -92,65 +135,133 @@ class TrainingWorker:
         self._fence.admit(key)
         if self.progress.has_begun(key):
             raise FencedError(f"{key} was refused: the update of this inner step has begun")
+        check_rows(rows, FORWARD_COLUMNS)
         with self.start_weights.of_step(key, self.policy.model, is_needed=keeps_start):
-            return self._compute_log_prob(key, rows)
+            return self._compute_log_prob(rows)
 
-    def _compute_log_prob(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
-        count = check_rows(rows, ["prompts", "responses", "response_mask"])
+    def _compute_log_prob(self, rows: Rows) -> tuple[Rows, dict[str, float]]:
         started = time.perf_counter()
-        old: list[torch.Tensor] = [torch.empty(0)] * count
-        entropy: list[torch.Tensor] = [torch.empty(0)] * count
-        limits = self.updater.limits
-        for micro in micro_batches(rows, range(count), self.policy.packing, limits):
-            responses = [rows["responses"][i] for i in micro]
-            layout = self.policy.layout([rows["prompts"][i] for i in micro], responses)
-            with torch.no_grad():
-                found = self.policy.log_probs(layout, self.spec.temperature)
-            lengths = [len(response) for response in responses]
-            for column, values in zip((old, entropy), found, strict=True):
-                for i, value in zip(micro, values.float().split(lengths), strict=True):
-                    column[i] = value.clone()
-        columns = {"old_log_probs": old, "entropy": entropy}
-        metrics = _log_prob_metrics({**rows, **columns})
+        columns = self._columns(
+            self.policy,
+            rows,
+            ["old_log_probs", "entropy"],
+            lambda layout: self.policy.log_probs(layout, self.spec.temperature),
+        )
+        compared = {n: v for n, v in {**rows, **columns}.items() if n in COMPARED}
+        metrics = _log_prob_metrics(summed(self.ranks.gather(compared)))
         metrics["perf/log_prob_seconds"] = time.perf_counter() - started
         return columns, metrics
 
-    def update_actor(
-        self, key: CallKey, rows: Rows, groups: Sequence[Hashable]
+    def compute_ref_log_prob(self, key: CallKey, rows: Rows) -> Rows:
+        """Return the column `ref_log_prob` under the frozen reference.
+
+        Raises:
+            FencedError: an older caller.
+            DataError: a column is missing or malformed.
+            ConfigError: the run has no reference.
+        """
+        self._fence.admit(key)
+        check_rows(rows, FORWARD_COLUMNS)
+        if not self.spec.has_reference:
+            raise ConfigError("this run has no reference model: nothing in it asks for a KL")
+        reference = self.reference
+        if reference is None:
+            return self._columns(
+                self.policy,
+                rows,
+                [REFERENCE_COLUMN],
+                lambda layout: self.policy.base_log_probs(layout, self.spec.temperature),
+            )
+        return self._columns(
+            reference,
+            rows,
+            [REFERENCE_COLUMN],
+            lambda layout: reference.log_probs(layout, self.spec.temperature)[:1],
+        )
+
+    def compute_values(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
+        """Return the column `values` under the critic's present weights, and the time it took.
+
+        Raises:
+            FencedError: an older caller, or the critic's update of this inner step has begun.
+            DataError: a column is missing or malformed.
+            ConfigError: the run has no critic.
+        """
+        self._fence.admit(key)
+        critic = self._present_critic()
+        if critic.trainee.progress.has_begun(key):
+            raise FencedError(f"{key} was refused: the critic's update of this step has begun")
+        check_rows(rows, FORWARD_COLUMNS)
+        started = time.perf_counter()
+        limits = critic.spec.forward_limits
+        (values,) = computed_columns(
+            critic.model, rows, limits, self.ranks, lambda layout: (critic.model.values(layout),)
+        ) or [[]]
+        return {"values": values}, {"perf/values_seconds": time.perf_counter() - started}
+
+    def update_critic(
+        self,
+        key: CallKey,
+        rows: Rows,
+        groups: Sequence[Hashable],
+        steps: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, float]:
-        """Make the optimizer steps of one inner step and return its metrics.
+        """Make the critic's optimizer steps of one inner step; arguments as of `update_actor`.
+
+        Raises:
+            FencedError, DataError, NonFiniteLossError, RankDisagreementError: see Trainee.update.
+            ConfigError: the run has no critic.
+        """
+        self._fence.admit(key)
+        critic = self._present_critic()
+        is_stored = critic.trainee.progress.finished(key) is not None
+        metrics = critic.trainee.update(key, rows, groups, steps)
+        if is_stored:
+            return metrics
+        own = {name: rows[name] for name in VALUED}
+        every = summed(self.ranks.gather(own))
+        found = value_metrics(every["values"], every["returns"], every["response_mask"])
+        return critic.trainee.progress.amend(key, metrics | found)
+
+    def share(
+        self, key: CallKey, groups: Sequence[Hashable], lengths: Sequence[int], *, of: str = "actor"
+    ) -> Share:
+        """Return which rows of the batch this rank needs for an update, and in which step.
+
+        Args:
+            key: Names the inner step.
+            groups: Label (uid) of each row of the whole batch.
+            lengths: Tokens of each, prompt included.
+            of: "actor" or "critic".
+        """
+        trainee = self.actor if of == "actor" else self._present_critic().trainee
+        steps = trainee.plan.steps(key, groups)
+        return shares(steps, groups, lengths, self.ranks.size)[self.ranks.rank]
+
+    def update_actor(
+        self,
+        key: CallKey,
+        rows: Rows,
+        groups: Sequence[Hashable],
+        steps: Sequence[Sequence[int]] | None = None,
+    ) -> dict[str, float]:
+        """Make the policy's optimizer steps of one inner step and return its metrics.
 
         Args:
             key: Names the inner step; a repeat returns the stored metrics.
             rows: Columns, see `PolicyUpdater.columns`.
             groups: Label (uid) of each row: mini-batches are whole groups.
+            steps: Row numbers of each optimizer step, this rank's (see `share`); None: of one rank
+                that has the whole batch.
 
         Raises:
-            FencedError: an older caller, or a step older than one that was applied.
-            DataError: a column is missing or malformed.
-            NonFiniteLossError: too many steps in a row were not finite.
+            FencedError, DataError, NonFiniteLossError, RankDisagreementError: see Trainee.update.
         """
         self._fence.admit(key)
-        stored = self.progress.finished(key)
-        if stored is not None:
-            logger.info("%s: applied already, returning the stored metrics", key)
-            return stored
-        check_rows(rows, self.updater.columns)
-        started = time.perf_counter()
-        lr = self.spec.learning_rate.at(self.progress.num_inner_steps)
-        for position, indices in enumerate(self._plan(key, groups)):
-            if position >= self.progress.num_applied(key):
-                self._optimizer_step(key, position, rows, indices, groups, lr)
-        self.updater.release_gradients()
-        metrics = _mean_metrics(self.progress.applied(key))
-        metrics |= {
-            "actor/lr": lr,
-            "perf/update_seconds": time.perf_counter() - started,
-        }
-        return self.progress.finish(key, metrics)
+        return self.actor.update(key, rows, groups, steps)
 
-    def publish_weights(self, key: CallKey, directory: str | Path, dtype: str) -> WeightMeta:
-        """Write the weights to this worker's segment in `directory`.
+    def publish_weights(self, key: CallKey, directory: str | Path, dtype: str) -> WeightMeta | None:
+        """Write the weights to the run's segment in `directory`; rank 0 does, and says what.
 
         Args:
             key: Of the caller.
@@ -162,9 +273,13 @@ class TrainingWorker:
             WeightSyncError: the segment cannot be written.
         """
         self._fence.admit(key)
+        version = self._agreed_version()
+        named = merged_tensors(self.policy.model, getattr(torch, dtype))
+        if not self.ranks.is_first:
+            deque(named, maxlen=0)  # this rank's shards are asked for
+            return None
         path = segment_path(directory, self.spec.run_id)
-        named = self.policy.model.state_dict().items()
-        return write_tensors(path, named, dtype, self.versions.current())
+        return write_tensors(path, named, dtype, version)
 
     def save_checkpoint(self, key: CallKey, folder: str | Path) -> None:
         """Write everything needed to go on from here to `folder`.
@@ -174,24 +289,32 @@ class TrainingWorker:
             CheckpointError: it cannot be written.
         """
         self._fence.admit(key)
+        version = self._agreed_version()
         counters = {
             **self.progress.state_dict(),
-            "weight_version": self.versions.current(),
+            "weight_version": version,
             "skipped_versions": self.versions.skipped,
         }
-        write_checkpoint(Path(folder), self.policy.model, self.updater.optimizer, counters)
+        state = trained_state(self.policy.model, self.updater.optimizer)
+        write_checkpoint(Path(folder), state, counters, self.ranks)
+        if self.critic is not None:
+            self.critic.save(Path(folder) / CRITIC, self.ranks)
 
     def load_checkpoint(self, key: CallKey, folder: str | Path) -> None:
-        """Take over the state that `save_checkpoint` wrote.
+        """Take over the state that `save_checkpoint` wrote, on any number of ranks.
 
         Raises:
             FencedError: an older caller.
             CheckpointError: incomplete, of a later format or of another model.
         """
         self._fence.admit(key)
-        counters = read_checkpoint(Path(folder), self.policy.model, self.updater.optimizer)
+        counters = read_checkpoint(
+            Path(folder), self.policy.model, self.updater.optimizer, self.ranks
+        )
         self.versions.restore(counters.pop("weight_version"), counters.pop("skipped_versions", ()))
         self.progress.load_state_dict(counters)
+        if self.critic is not None:
+            self.critic.load(Path(folder) / CRITIC, self.ranks)
 
     def export_hf(self, key: CallKey, folder: str | Path) -> None:
         """Write the model and its tokenizer as an ordinary Hugging Face folder.
@@ -201,7 +324,16 @@ class TrainingWorker:
             CheckpointError: it cannot be written.
         """
         self._fence.admit(key)
-        export_model(Path(folder), self.policy.model, Path(self.spec.model_path))
+        export_model(Path(folder), self.policy.model, Path(self.spec.model_path), self.ranks)
+
+    def _agreed_version(self) -> int:
+        """Return the version of the present weights; rank 0 numbers them."""
+        own = self.versions.current() if self.ranks.is_first else None
+        version = self.ranks.gather(own)[0]
+        assert version is not None
+        if not self.ranks.is_first:
+            self.versions.restore(version)
+        return version
 
     def state(self) -> dict[str, Any]:
         """Return counters: what was applied last, weight version, packing, threads."""
@@ -215,67 +347,20 @@ class TrainingWorker:
             "num_threads": torch.get_num_threads(),
         }
 
-    def _plan(self, key: CallKey, groups: Sequence[Hashable]) -> list[list[int]]:
-        """Row indices of every optimizer step of the inner step; the same for a repeat."""
-        plan: list[list[int]] = []
-        for epoch in range(self.spec.ppo_epochs):
-            seed = None
-            if self.spec.shuffle:
-                place = (key.global_step * 1_000 + key.inner_step) * 1_000 + epoch
-                seed = self.spec.shuffle_seed * 1_000_003 + place
-            plan += mini_batches(groups, self.spec.mini_batch_groups, shuffle_seed=seed)
-        return plan
+    def _columns(
+        self, model: Policy, rows: Rows, names: list[str], forward: Any
+    ) -> dict[str, list[torch.Tensor]]:
+        found = computed_columns(model, rows, self.spec.limits, self.ranks, forward)
+        return dict(zip(names, found or [[] for _ in names], strict=True))
 
-    def _optimizer_step(
-        self,
-        key: CallKey,
-        position: int,
-        rows: Rows,
-        indices: list[int],
-        groups: Sequence[Hashable],
-        lr: float,
-    ) -> None:
-        outcome = self.updater.step(rows, indices, lr)
-        self.progress.apply(key, outcome.metrics, is_skipped=outcome.is_skipped)
-        if not outcome.is_skipped:
-            self.versions.state_changed()
-            return
-        uids = sorted({str(groups[i]) for i in outcome.nonfinite_rows})
-        path = self._dump(key, position, rows, outcome.nonfinite_rows, groups)
-        message = (
-            f"step {key.global_step}.{key.inner_step} optimizer step {position}: loss or gradient "
-            f"is not finite in {len(outcome.nonfinite_rows)} trajectories of prompts "
-            f"{', '.join(uids)}; the step was skipped, its rows are in {path}"
-        )
-        logger.error(message)
-        if self.progress.num_nonfinite >= self.spec.max_nonfinite_steps:
-            raise NonFiniteLossError(
-                f"{message}; it was number {self.progress.num_nonfinite} in a row "
-                "(trainer.max_nonfinite_steps): lower the learning rate or look at these rows"
-            )
-
-    def _dump(
-        self,
-        key: CallKey,
-        position: int,
-        rows: Rows,
-        indices: list[int],
-        groups: Sequence[Hashable],
-    ) -> Path:
-        folder = Path(self.spec.folder) / "nonfinite"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"step-{key.global_step:04d}.{key.inner_step}-optimizer-{position}.pt"
-        content: dict[str, Any] = {
-            name: [values[i].clone() for i in indices] for name, values in rows.items()
-        }
-        content["groups"] = [str(groups[i]) for i in indices]
-        torch.save(content, path)
-        return path
+    def _present_critic(self) -> Critic:
+        if self.critic is None:
+            raise ConfigError("this run has no critic: nothing in it asks for values")
+        return self.critic
 
 
 def _log_prob_metrics(rows: Rows) -> dict[str, float]:
-    names = ("response_mask", "old_log_probs", "entropy", "rollout_log_probs")
-    padded = {n: pad_sequence(rows[n], batch_first=True) for n in names if n in rows}
+    padded = {name: pad_sequence(rows[name], batch_first=True) for name in rows}
     mask = padded["response_mask"]
     metrics = {"actor/entropy": masked_mean(padded["entropy"], mask).item()}
     if "rollout_log_probs" in padded:
@@ -285,13 +370,3 @@ def _log_prob_metrics(rows: Rows) -> dict[str, float]:
             prefix = "training/rollout_" if is_difference else "rollout_corr/"  # as verl
             metrics[prefix + name] = value
     return metrics
-
-
-def _mean_metrics(applied: list[dict[str, float]]) -> dict[str, float]:
-    """Mean over the optimizer steps that have the metric; counters are summed."""
-    names = {name for metrics in applied for name in metrics}
-    values = {name: [m[name] for m in applied if name in m] for name in sorted(names)}
-    return {
-        f"actor/{name}": sum(found) / (1 if name in SUMMED else len(found))
-        for name, found in values.items()
-    }

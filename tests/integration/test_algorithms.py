@@ -98,11 +98,18 @@ def sampled(worker: TrainingWorker, queue: MemoryQueue, key: CallKey) -> Sampled
         vowels = sum(int(token) in VOWEL_IDS for token in response) / len(response)
         extra = {"vowels": vowels, "length": float(len(response))}
         tags.append(
-            {"uid": uid, "session_id": int(session), "reward": vowels, "reward_extra": extra}
+            {
+                "uid": uid,
+                "session_id": int(session),
+                "reward": vowels,
+                "reward_extra": extra,
+                "baseline": 0.3,
+            }
         )
         scores.append(torch.zeros(len(response)))
         scores[-1][-1] = vowels
-    columns = {**rows, **found, "rollout_log_probs": rollout, "rm_scores": scores}
+    values = [torch.full((len(r),), 0.1) for r in rows["responses"]]
+    columns = {**rows, **found, "rollout_log_probs": rollout, "rm_scores": scores, "values": values}
     queue.put(TRAIN, keys, columns)
     return SampledBatch(lease_id="l", global_step=1, inner_step=0, uids=["u0", "u1", "u2", "u3"],
                         keys=keys, tags=tags, metrics={})  # fmt: skip

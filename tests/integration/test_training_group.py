@@ -111,7 +111,8 @@ def test_a_step_on_rows_of_the_queue(bench: Bench, tmp_path: Path):
     assert (tmp_path / "model" / "config.json").is_file()
     assert group.state()["applied"] == (1, 0) and group.state()["num_threads"] == 1
     lengths = group.balance_metrics(batch)
-    assert (lengths["global_seqlen/min"], lengths["global_seqlen/max"]) == (7, 9)
+    # one rank has all tokens, as they came and balanced
+    assert {lengths[f"global_seqlen/{n}"] for n in ("min", "max", "balanced_max", "mean")} == {127}
 
 
 def test_errors_arrive_as_ours(bench: Bench):

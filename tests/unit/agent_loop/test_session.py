@@ -3,9 +3,10 @@ import asyncio
 import pytest
 
 from rlcore.agent_loop import AgentLoopBase, register
+from rlcore.agent_loop.session import SessionResult, with_baseline
 from rlcore.errors import ActorUnavailableError
 from rlcore.testing.rollout import CountingReplica
-from rlcore.types import AgentLoopOutput
+from rlcore.types import AgentLoopOutput, SessionRecord
 
 
 @register("test_two_turns")
@@ -204,3 +205,20 @@ def test_a_prompt_that_is_too_long_is_cut_before_it_is_asked(run_session):
     assert cut.rows[0]["prompts"].tolist() == prompt[-20:]
     _, cut = run_session(data__truncation="middle", **limits)
     assert cut.rows[0]["prompts"].tolist() == prompt[:10] + prompt[-10:]
+
+
+def test_without_its_baseline_a_group_has_failed():
+    def session(number, **fields):
+        keys = [] if "error_type" in fields else [f"u_{number}_0"]
+        record = SessionRecord(session_id=number, keys=keys, tags=[{} for _ in keys], **fields)
+        return SessionResult(record=record, rows=[{} for _ in keys])
+
+    good = [session(0, reward=1.0), session(1, error_type="KeyError", error_message="x")]
+    found = with_baseline(good, session(2, reward=0.25))
+    assert [result.record.tags for result in found] == [[{"baseline": 0.25}], []]
+    broken = session(2, error_type="ValueError", error_message="session 2: no score")
+    found = with_baseline(good, broken)
+    assert [(r.record.session_id, r.record.error_message, r.rows) for r in found] == [
+        (0, "session 2: no score", []),
+        (1, "session 2: no score", []),
+    ]

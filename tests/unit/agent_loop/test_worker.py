@@ -320,3 +320,22 @@ print(len(result.rows[0]["responses"]), "torch" in sys.modules)
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert out.stdout == "3 False\n", out.stderr
+
+
+def test_a_greedy_response_beside_the_sessions_is_the_baseline(harness):
+    scores = iter(range(100))
+    h = harness(
+        num_prompts=2,
+        reward=lambda **_: float(next(scores)),
+        algorithm__adv_estimator="remax",
+    )
+    worker = h.worker()
+    asyncio.run(h.run_until(worker, lambda: h.count("finished") == 2))
+    sampled = [params["do_sample"] for _, _, params in h.replica.requests]
+    assert sorted(sampled) == [False] * 2 + [True] * 8
+    batch = h.ledger.sample(KEY, PARTITION, 2)
+    assert sorted(batch.keys) == sorted(f"{s.uid}_{i}_0" for s in h.specs for i in range(4))
+    for uid in batch.uids:
+        tags = [tag for tag in batch.tags if tag["uid"] == uid]
+        assert len({tag["baseline"] for tag in tags}) == 1
+        assert tags[0]["baseline"] not in {tag["reward"] for tag in tags}

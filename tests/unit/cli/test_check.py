@@ -83,9 +83,7 @@ def test_json_of_values_that_json_has_no_word_for(tmp_path):
 
 
 def test_json_of_data_that_is_not_there_keeps_the_script():
-    result = rollflow(
-        "check", "--json", "--data", "--from-verl", SCRIPT, "trainer.n_gpus_per_node=1"
-    )
+    result = rollflow("check", "--json", "--data", "--from-verl", SCRIPT, "trainer.nnodes=1")
     assert result.exit_code == 2
     told = json.loads(result.stdout)
     assert (told["ok"], told["problems"][0]["path"]) == (False, "data")
@@ -114,7 +112,7 @@ def test_every_command_has_help(command):
     "arguments", [["grpo-tiny", "seed=1"], ["grpo-tiny", "--json"], ["--from-verl", "{SCRIPT}"]]
 )
 def test_check_imports_nothing_heavy(arguments):
-    given = [text.format(SCRIPT=f"{SCRIPT} trainer.n_gpus_per_node=1") for text in arguments]
+    given = [text.format(SCRIPT=f"{SCRIPT} trainer.nnodes=1") for text in arguments]
     code = (
         "import sys\n"
         "from flows.cli import main\n"
@@ -133,7 +131,7 @@ def test_check_imports_nothing_heavy(arguments):
 SCRIPT = (
     "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a "
     "data.val_files=b actor_rollout_ref.model.path=c actor_rollout_ref.actor.use_dynamic_bsz=True "
-    "actor_rollout_ref.rollout.n=8 trainer.balance_batch=True trainer.n_gpus_per_node=8"
+    "actor_rollout_ref.rollout.n=8 trainer.balance_batch=True trainer.nnodes=2"
 )
 
 
@@ -146,13 +144,11 @@ def test_a_script_of_verls_is_answered_with_three_lists():
 
 
 def test_overrides_after_a_script_win():
-    result = rollflow("check", "--from-verl", SCRIPT, "trainer.n_gpus_per_node=1", "seed=3")
+    result = rollflow("check", "--from-verl", SCRIPT, "trainer.nnodes=1", "seed=3")
     assert result.exit_code == 0, result.stderr
     assert "  seed = 3\n" in result.stdout
     assert "refused (0):" in result.stdout
-    told = json.loads(
-        rollflow("check", "--json", "--from-verl", SCRIPT, "trainer.n_gpus_per_node=1").stdout
-    )
+    told = json.loads(rollflow("check", "--json", "--from-verl", SCRIPT, "trainer.nnodes=1").stdout)
     assert told["ok"] is True
     assert told["script"]["refused"] == []
     assert "actor_rollout_ref.rollout.n=8" in told["script"]["honoured"]

@@ -80,6 +80,20 @@ def test_parts_are_the_sums_by_hand(tmp_path):
     }
 
 
+def test_parts_of_ranks_reference_critic_and_adapters(tmp_path):
+    write_model(tmp_path, {"a": [1000]})
+    shape = read_model_shape(tmp_path)
+    ppo = ["algorithm.adv_estimator=gae", f"{A}actor.use_kl_loss=true"]
+    parts = memory_parts(load_config("grpo-tiny", [*ppo, "trainer.n_gpus_per_node=2"]), shape)
+    assert (parts["weights"], parts["gradients"], parts["adamw_moments"]) == (2000, 2000, 4000)
+    assert parts["reference_weights"] == 2000
+    assert parts["critic_weights_gradients_moments"] == 8000
+    assert parts["published_weights"] == 4000
+    parts = memory_parts(load_config("grpo-tiny", [*ppo, f"{A}model.lora_rank=4"]), shape)
+    assert (parts["weights"], parts["gradients"], parts["adamw_moments"]) == (4000, 0, 0)
+    assert "reference_weights" not in parts
+
+
 def test_micro_batches_by_rows(tmp_path):
     config = load_config(
         "grpo-tiny", [f"{A}actor.use_dynamic_bsz=false", f"{A}actor.ppo_micro_batch_size_per_gpu=2"]

@@ -42,8 +42,8 @@ def test_plan_shows_the_sums():
     assert sizes["step"]["rounds_of_slots"] == 2  # 36 over 2 x 16 slots
     assert sizes["step"]["optimizer_steps"] == 3  # 12 / 4
     assert sizes["staleness"]["budget"] == 0
-    # Per row 8 x 64 bytes of prompt, and per response token 4 int64 and 8 float32: 64 bytes.
-    assert sizes["buffer"]["bytes_at_most"] == 36 * (8 * 64 + 64 * 8)
+    # Per row 8 x 64 bytes of prompt, and per response token 4 int64 and 9 float32: 68 bytes.
+    assert sizes["buffer"]["bytes_at_most"] == 36 * (8 * 64 + 68 * 8)
 
 
 def test_plan_of_micro_batches_and_rhythm():
@@ -73,7 +73,7 @@ def test_text_names_source_settings_and_notices():
     assert text.startswith("preset grpo-tiny with 1 override: can be run\n")
     assert "\n  actor_rollout_ref.rollout.n = 4\n" in text
     assert "\n  trajectories: 16\n" in text
-    assert text.endswith("  trainer.balance_batch=true: one rank has nothing to balance")
+    assert text.endswith("  trainer.balance_batch=true: ranks are always balanced")
     assert "data.prompt_key" not in text
     assert "data.prompt_key = prompt" in as_text(found.config, [], found.source, show_all=True)
 

@@ -19,6 +19,9 @@ class Trainer:
         self.deadline_s = 0.0
         self.seen = [1]
 
+    def idle_phases(self):
+        return frozenset()
+
     def good(self):
         self.state["n"] += 1
         return {"m": 2.0, "step": float(self.call_key.global_step), "deadline": self.deadline_s}

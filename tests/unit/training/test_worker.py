@@ -217,6 +217,11 @@ def test_broken_checkpoints_are_refused(make_spec, make_key, tmp_path):
     (folder / "counters.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
         worker.load_checkpoint(make_key(1), folder)
+    (folder / "counters.json").write_text(json.dumps(counters))
+    with (folder / "state/rank-0.bin").open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(CheckpointError, match=r"cannot be read: rank-0.bin ends after 1000 bytes"):
+        worker.load_checkpoint(make_key(1), folder)
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         worker.save_checkpoint(make_key(1), tmp_path / "file" / "actor")

@@ -1,0 +1,80 @@
+"""Whole runs of what training can do besides GRPO on one rank: PPO, all KLs, ReMax, adapters."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlcore.tracking.curves import read_metrics
+
+pytestmark = [pytest.mark.integration, pytest.mark.training_runs]
+
+
+def trained(project, *overrides: str) -> tuple[Path, dict[int, dict[str, float]]]:
+    """Run the tiny preset to its end; return the run's folder and its metrics by step."""
+    before = {path.name for path in (project.root / "runs").glob("*")}
+    code, text = project.run("train", "grpo-tiny", *overrides)
+    assert code == 0, text[-4000:]
+    found = [p for p in (project.root / "runs").iterdir() if p.name not in before | {".prefect"}]
+    assert len(found) == 1
+    return found[0], read_metrics(found[0] / "metrics.jsonl")
+
+
+def test_ppo_with_a_critic_and_both_kls_on_two_ranks(project):
+    folder, steps = trained(
+        project,
+        "algorithm.adv_estimator=gae",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.type=adaptive",
+        "algorithm.kl_ctrl.horizon=100",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "critic.optim.lr=1e-3",
+        "trainer.critic_warmup=2",
+        "trainer.n_gpus_per_node=2",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=3",
+        "trainer.test_freq=-1",
+    )
+    assert "actor/pg_loss" not in steps[1] and "critic/vf_loss" in steps[1]
+    # the policy is the reference up to and with step 2: the weight falls by 0.2 * 16 / 100
+    weights = [steps[n]["actor/reward_kl_penalty_coeff"] for n in (1, 2, 3)]
+    assert weights == pytest.approx([0.001, 0.001 * 0.968, 0.001 * 0.968**2])
+    assert steps[1]["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)
+    assert steps[2]["actor/kl_loss"] == pytest.approx(0, abs=1e-5)
+    assert steps[3]["actor/reward_kl_penalty"] != 0 and steps[3]["actor/kl_loss"] > 0
+    assert steps[1]["critic/values/max"] == 0 and steps[2]["critic/values/max"] != 0
+    for name in ("vf_loss", "vf_clipfrac", "vpred_mean", "vf_explained_var", "grad_norm", "lr"):
+        assert math.isfinite(steps[3][f"critic/{name}"])
+    spread = steps[1]["global_seqlen/balanced_max"] - steps[1]["global_seqlen/balanced_min"]
+    assert spread <= steps[1]["global_seqlen/mean"] / 2
+    assert (folder / "global_step_3/actor/critic/state/.metadata").is_file()
+
+
+def test_adapters_train_with_remax_and_are_exported_merged(project):
+    folder, steps = trained(
+        project,
+        "algorithm.adv_estimator=remax",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "trainer.total_training_steps=2",
+        "trainer.save_freq=2",
+        "trainer.test_freq=-1",
+    )
+    assert math.isfinite(steps[2]["critic/baselines/mean"])
+    assert steps[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
+    assert steps[2]["actor/kl_loss"] > 0
+    # the engine got merged weights: its log-probs are the trainer's
+    assert steps[2]["training/rollout_probs_diff_max"] < 1e-3
+    size = sum(f.stat().st_size for f in (folder / "global_step_2/actor/state").iterdir())
+    base = load_file(project.root / "models/tiny/model.safetensors")
+    assert size < 4 * sum(tensor.numel() for tensor in base.values())
+    exported = load_file(folder / "model/model.safetensors")
+    code, text = project.run("export", folder.name, "--out", "again", "--step", "2")
+    assert code == 0, text
+    again = load_file(project.root / "again/model.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in exported.items())
+    assert exported.keys() == base.keys()
+    moved = [name for name in base if not torch.equal(exported[name].float(), base[name].float())]
+    assert moved and all("proj" in name for name in moved)
