@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 
 from rlcore.cluster.calls import await_reply, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.cluster.process_name import ProcessName
 from rlcore.config import RunConfig
 from rlcore.rollout.engine import ENGINES, Engine, EngineSpec
 from rlcore.rollout.server import LLMServer, ServerDeadlines
@@ -124,6 +125,11 @@ class LLMServerActor:
         await self._server.abandon_weights(key, version)
 
     @ray.method(concurrency_group="control")
+    async def committed_weights(self) -> WeightMeta | None:
+        """Return what was committed last."""
+        return await self._server.committed_weights()
+
+    @ray.method(concurrency_group="control")
     async def health(self) -> dict[str, Any]:
         """Return state and counters."""
         return await self._server.health()
@@ -132,6 +138,11 @@ class LLMServerActor:
     async def wait_ready(self, deadline_s: float) -> None:
         """Return when the engine is built."""
         await self._server.wait_ready(deadline_s)
+
+    @ray.method(concurrency_group="control")
+    async def process(self) -> ProcessName:
+        """Say which process this is."""
+        return ProcessName.of_this()
 
     @ray.method(concurrency_group="control")
     async def close(self) -> None:
@@ -162,6 +173,7 @@ class ReplicaClient:
         """Wrap `handle`; calls may take REPLY_S more than the replica's own deadlines."""
         self.handle = handle
         self.name = name
+        self.process: ProcessName | None = None
         self._control_deadline_s = deadlines.control_s + REPLY_S
         self._load_deadline_s = deadlines.load_s + REPLY_S
         self._drain_deadline_s = deadlines.control_s + deadlines.request_s + REPLY_S
@@ -228,6 +240,10 @@ class ReplicaClient:
         """Give a weight update up."""
         self._get(self.handle.abandon_weights.remote(key, version), "abandon_weights")
 
+    def committed_weights(self) -> WeightMeta | None:
+        """Return what was committed last; None: the weights of the model folder are served."""
+        return self._get(self.handle.committed_weights.remote(), "committed_weights")
+
     def health(self, deadline_s: float = 10.0) -> dict[str, Any]:
         """Return state and counters."""
         return self._get(self.handle.health.remote(), "health", deadline_s)
@@ -235,10 +251,13 @@ class ReplicaClient:
     def wait_ready(self, deadline_s: float) -> None:
         """Return when the engine is built."""
         self._get(self.handle.wait_ready.remote(deadline_s), "wait_ready", deadline_s + REPLY_S)
+        self.process = self._get(self.handle.process.remote(), "process")
 
     def kill(self) -> None:
-        """End the replica's process."""
+        """End the replica's process, also one that is stopped and so does not obey Ray."""
         ray.kill(self.handle)
+        if self.process is not None:
+            self.process.kill()
 
     def _get(self, reply: Any, what: str, deadline_s: float | None = None) -> Any:
         deadline_s = self._control_deadline_s if deadline_s is None else deadline_s

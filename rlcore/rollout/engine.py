@@ -101,11 +101,12 @@ class Engine(Protocol):
         """Return a copy of a request's tokens so far, stop reason empty; None for an unknown id."""
         ...
 
-    def stage_weights(self, meta: WeightMeta) -> None:
-        """Load published weights beside those in use.
+    def stage_weights(self, meta: WeightMeta) -> str:
+        """Load published weights beside those in use; return the checksum of what came.
 
         Raises:
-            WeightSyncError: the bytes are damaged or do not fit the model.
+            WeightSyncError: they do not fit the model.
+            WeightTransferError: the bytes are damaged, or the sender died or stalled.
         """
         ...
 

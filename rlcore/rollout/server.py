@@ -244,7 +244,8 @@ class LLMServer:
             version, num_bytes and checksum of what was loaded.
 
         Raises:
-            WeightSyncError: not prepared, damaged, or of a version seen with other bytes.
+            WeightSyncError: not prepared, or of a version seen with other bytes.
+            WeightTransferError: the bytes are damaged, or the sender died or stalled.
         """
         self._fence.admit(key)
         deadline_s = self._deadlines.load_s
@@ -263,6 +264,10 @@ class LLMServer:
     async def abandon_weights(self, key: CallKey, version: int) -> None:
         """Give the update to `version` up and open the gate with the weights as they were."""
         await self._control(key, lambda _: self._update.abandon(version), "abandon_weights")
+
+    async def committed_weights(self) -> WeightMeta | None:
+        """Return what was committed last; None: the weights of the model folder are served."""
+        return self._update.committed
 
     async def health(self) -> dict[str, Any]:
         """Return state and counters; answers whatever the engine thread does."""

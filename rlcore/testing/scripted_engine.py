@@ -106,10 +106,11 @@ class ScriptedEngine:
             stop_reason="",
         )
 
-    def stage_weights(self, meta: WeightMeta) -> None:
+    def stage_weights(self, meta: WeightMeta) -> str:
         """Remember the version."""
         self.calls.append(f"stage {meta.version}")
         self._staged = meta.version
+        return meta.checksum
 
     def commit_weights(self, version: int) -> None:
         """Use the staged version."""

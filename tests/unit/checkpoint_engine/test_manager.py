@@ -113,7 +113,9 @@ def test_control_calls_reach_every_replica(source, replicas):
 
 
 def test_misuse_is_refused(source, replicas):
-    with pytest.raises(ConfigError, match="unknown checkpoint engine 'nccl'; known: naive"):
+    with pytest.raises(
+        ConfigError, match="unknown checkpoint engine 'nccl'; known: gloo, mooncake, naive, shm"
+    ):
         CheckpointEngineManager(source, replicas, backend="nccl")
     with pytest.raises(WeightSyncError, match="has no key"):
         CheckpointEngineManager(source, replicas).update_weights(0)

@@ -1,0 +1,38 @@
+"""When a replica is lost."""
+
+from typing import Any
+
+from rlcore.errors import ActorUnavailableError, DeadlineExceededError
+from rlcore.rollout.health import HealthLimits, ReplicaHealth
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    return {
+        "state": "ready", "error": "", "loading_version": None, "in_flight": 3,
+        "last_step_age_s": 0.1,
+    } | changes  # fmt: skip
+
+
+def health() -> ReplicaHealth:
+    return ReplicaHealth("r", HealthLimits(max_misses=2, hang_s=60))
+
+
+def test_an_answer_is_a_sign_of_life_unless_it_says_dead_or_the_engine_hangs():
+    assert health().answered(report()) == ""
+    assert health().answered(report(state="dead", error="boom")) == "r is dead: boom"
+    hung = health().answered(report(last_step_age_s=61.0))
+    assert hung == "r hangs: 3 requests run and the last step was 61 s ago"
+
+
+def test_who_holds_still_for_a_reason_does_not_hang():
+    for changes in ({"in_flight": 0}, {"state": "paused"}, {"loading_version": 4}):
+        assert health().answered(report(last_step_age_s=1e4, **changes)) == ""
+
+
+def test_misses_in_a_row_count_and_a_death_counts_at_once():
+    one = health()
+    assert one.missed(DeadlineExceededError("slow")) == ""
+    assert one.answered(report()) == ""
+    assert one.missed(DeadlineExceededError("slow")) == ""
+    assert one.missed(DeadlineExceededError("slow")) == "r did not answer 2 times: slow"
+    assert health().missed(ActorUnavailableError("gone")) == "r died: gone"
