@@ -61,7 +61,7 @@ def checksum(data: Bytes, entries: Sequence[dict[str, Any]]) -> str:
 
 def block_digest(data: Bytes) -> bytes:
     """Return the hash of a block."""
-    return xxhash.xxh3_64_digest(data)
+    return xxhash.xxh3_64_digest(data.data)
 
 
 class WeightBuffer:

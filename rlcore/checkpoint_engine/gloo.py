@@ -27,6 +27,8 @@ from rlcore.checkpoint_engine.sender import push_through_child
 from rlcore.errors import WeightTransferError
 from rlcore.types import CallKey, WeightMeta
 
+# torch's stubs do not export the stores.
+_torch: Any = dist
 DEFAULT_HOST = "127.0.0.1"
 IN_FLIGHT = 2
 """Buckets that are on their way at a time: one travels while the one before is hashed."""
@@ -67,7 +69,7 @@ class GlooSender:
         """Wait for every replica in a thread of its own and send it all buckets."""
         host = settings.options.get("host", DEFAULT_HOST)
         if self._store is None:
-            self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            self._store = _torch.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         data = torch.from_numpy(map_segment(meta, writable=True))
         push = uuid4().hex
         self._errors.clear()
@@ -101,7 +103,7 @@ class GlooSender:
         settings: TransferSettings,
     ) -> None:
         try:
-            store = dist.PrefixStore(prefix, self._store)
+            store = _torch.PrefixStore(prefix, self._store)
             group = new_pair(store, 0, settings.options, settings.bucket_deadline_s)
             works: list[Any] = []
             for bucket in split_buckets(meta.num_bytes, settings.bucket_bytes):
@@ -127,13 +129,13 @@ class GlooReceiver:
         transport = meta.transport
         deadline_s = transport["bucket_deadline_s"]
         try:
-            store = dist.TCPStore(
+            store = _torch.TCPStore(
                 transport["host"],
                 transport["port"],
                 is_master=False,
                 timeout=timedelta(seconds=deadline_s),
             )
-            store = dist.PrefixStore(transport["prefix"], store)
+            store = _torch.PrefixStore(transport["prefix"], store)
             group = new_pair(store, 1, transport, deadline_s)
             target = torch.from_numpy(buffer.data)
             coming: list[tuple[Bucket, Any]] = []
@@ -159,14 +161,14 @@ class GlooReceiver:
 
 
 def new_pair(
-    store: dist.Store, rank: int, options: Mapping[str, Any], deadline_s: float
+    store: Any, rank: int, options: Mapping[str, Any], deadline_s: float
 ) -> dist.ProcessGroup:
     """Return a process group of two ranks that belongs to nothing global.
 
     Raises:
         RuntimeError: the other rank did not come within `deadline_s`.
     """
-    gloo: Any = dist.ProcessGroupGloo
+    gloo = _torch.ProcessGroupGloo
     chosen = gloo._Options()
     chosen._timeout = timedelta(seconds=deadline_s)
     chosen._devices = [gloo.create_device(hostname=options.get("host", DEFAULT_HOST))]

@@ -86,7 +86,7 @@ class CheckpointEngineManager:
         self.min_replicas = min_replicas
         self.key = key
         self._lock = threading.RLock()
-        CHECKPOINT_ENGINES.get(backend)
+        CHECKPOINT_ENGINES.get(backend)(self.settings)
 
     def with_key(self, key: CallKey) -> "CheckpointEngineManager":
         """Return a manager of the same members whose calls carry `key`."""
@@ -197,31 +197,31 @@ class CheckpointEngineManager:
         return self.key
 
     def _each(self, method: str) -> None:
-        """Call every replica at once, wait for all, raise the first failure."""
-        key = self._key()
-        failures = _call_each(dict(self.replicas), lambda r: getattr(r, method)(key))
-        for error in failures.values():
-            raise error
+        """Call every replica at once, wait for all, raise the first failure.
+
+        One that is dead or hangs is killed: it serves nothing, whatever it was asked for.
+        """
+        key, left = self._key(), dict(self.replicas)
+        failures = _call_each(left, lambda r: getattr(r, method)(key))
+        _drop_lost(left, failures, method, 0)
 
     def _transact(
         self, key: CallKey, meta: WeightMeta, members: dict[str, Replica], min_replicas: int
     ) -> list[str]:
         """Bring `meta` to the members; return who serves it. Those left out are killed."""
         left = dict(members)
+        what = f"weight version {meta.version}"
         is_loaded = False
         try:
             failures = _call_each(left, lambda r: r.prepare_weights(key, meta.version))
-            _drop_lost(left, failures, meta, min_replicas)
+            _drop_lost(left, failures, what, min_replicas)
             engine = CHECKPOINT_ENGINES.get(self.backend)(self.settings)
             outcomes = engine.push(key, meta, left)
             silent = set(left) - set(outcomes)
             if silent:
-                raise WeightSyncError(
-                    f"weight version {meta.version}: no acknowledgement of "
-                    f"{', '.join(sorted(silent))}"
-                )
+                raise WeightSyncError(f"{what}: no acknowledgement of {', '.join(sorted(silent))}")
             failures = {n: o for n, o in outcomes.items() if not isinstance(o, Acknowledgement)}
-            _drop_lost(left, failures, meta, min_replicas)
+            _drop_lost(left, failures, what, min_replicas)
             for outcome in outcomes.values():
                 if isinstance(outcome, Acknowledgement):
                     _check(meta, outcome)
@@ -230,7 +230,7 @@ class CheckpointEngineManager:
             if not is_loaded:
                 _abandon(key, meta.version, left)
         failures = _call_each(left, lambda r: r.commit_weights(key, meta.version))
-        _drop_lost(left, failures, meta, min_replicas)
+        _drop_lost(left, failures, what, min_replicas)
         return list(left)
 
     def _committed(self, joining: set[str]) -> WeightMeta | None:
@@ -268,7 +268,7 @@ def _call_each(
 def _drop_lost(
     left: dict[str, Replica],
     failures: Mapping[str, RLCoreError],
-    meta: WeightMeta,
+    what: str,
     min_replicas: int,
 ) -> None:
     """Take the replicas that died or hung out of `left`, and kill them.
@@ -279,17 +279,16 @@ def _drop_lost(
     """
     for name, error in failures.items():
         if isinstance(error, LOST):
-            logger.warning("weight version %d goes on without %s: %s", meta.version, name, error)
+            logger.warning("%s goes on without %s: %s", what, name, error)
             left.pop(name).kill()
     for name, error in failures.items():
         if name in left:
-            logger.warning("weight version %d is refused by %s", meta.version, name)
+            logger.warning("%s is refused by %s: %s", what, name, error)
             raise error
     if len(left) < min_replicas:
         reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
         raise TransientError(
-            f"weight version {meta.version}: {len(left)} replicas are left, {min_replicas} are "
-            f"needed ({reasons})"
+            f"{what}: {len(left)} replicas are left, {min_replicas} are needed ({reasons})"
         )
 
 

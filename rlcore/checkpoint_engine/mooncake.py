@@ -6,6 +6,7 @@ memory, TCP on hosts without RDMA. Both sides find each other by the address in
 """
 
 import contextlib
+import importlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,13 @@ class MooncakeCheckpointEngine:
     """
 
     def __init__(self, settings: TransferSettings) -> None:
+        """Take the settings.
+
+        Raises:
+            ConfigError: the package is not there.
+        """
         self._settings = settings
+        require_package()
 
     def push(
         self, key: CallKey, meta: WeightMeta, replicas: Mapping[str, Replica]
@@ -161,21 +168,29 @@ def new_engine(options: Mapping[str, Any]) -> Any:
         ConfigError: the package is not there.
         WeightTransferError: the engine does not start.
     """
-    try:
-        from mooncake.engine import TransferEngine
-    except ImportError as error:
-        raise ConfigError(
-            f"checkpoint_engine.backend=mooncake: the package cannot be imported ({error}); "
-            "install mooncake-transfer-engine (without CUDA: mooncake-transfer-engine-non-cuda) "
-            "and the system's libibverbs1"
-        ) from error
-    engine = TransferEngine()
+    engine = require_package().TransferEngine()
     host, protocol = options.get("host", DEFAULT_HOST), options.get("protocol", "tcp")
     with _quiet():
         code = engine.initialize(host, "P2PHANDSHAKE", protocol, options.get("device", ""))
     if code:
         raise WeightTransferError(f"mooncake's engine does not start on {host} ({code})")
     return engine
+
+
+def require_package() -> Any:
+    """Return the library's module.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module("mooncake.engine")
+    except ImportError as error:
+        raise ConfigError(
+            f"checkpoint_engine.backend=mooncake: the package cannot be imported ({error}); "
+            "install mooncake-transfer-engine (without CUDA: mooncake-transfer-engine-non-cuda) "
+            "and the system's libibverbs1"
+        ) from error
 
 
 def register(engine: Any, data: Bytes) -> None:

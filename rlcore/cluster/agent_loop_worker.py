@@ -153,7 +153,7 @@ class AgentLoopWorkerActor:
         """
         if self._running is not None:
             return
-        load_user_modules(self._config.trainer.user_modules)
+        load_user_modules(self._config.user_modules)
         model = self._config.actor_rollout_ref.model
         self._worker = AgentLoopWorker(
             self._config,

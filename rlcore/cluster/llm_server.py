@@ -5,8 +5,9 @@ concurrency groups of their own: a control call is never queued behind thousands
 """
 
 import asyncio
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -298,30 +299,41 @@ def start_replica(
     return ReplicaClient(handle, name, deadlines=deadlines)
 
 
-def start_replicas(
+def replica_starter(
     config: RunConfig, *, run_id: str, attempt: int, log_address: LogAddress | None = None
+) -> Callable[[str], ReplicaClient]:
+    """Return what starts a replica of the run by its name, and does not wait for its model."""
+    return functools.partial(
+        _start_named,
+        EngineSpec.from_config(config),
+        run_id=run_id,
+        attempt=attempt,
+        deadlines=ServerDeadlines.from_config(config),
+        user_modules=config.user_modules,
+        log_address=log_address,
+    )
+
+
+def _start_named(spec: EngineSpec, name: str, **options: Any) -> ReplicaClient:
+    return start_replica(spec, name=name, **options)
+
+
+def start_replicas(
+    config: RunConfig, start: Callable[[str], ReplicaClient]
 ) -> dict[str, ReplicaClient]:
     """Start the replicas of a run side by side and wait until all are ready.
+
+    Args:
+        config: Of the run.
+        start: See `replica_starter`.
 
     Raises:
         ConfigError: the engine cannot run the model.
         DeadlineExceededError: one is not ready within `deadlines.start`.
         ActorUnavailableError: one died while it started.
     """
-    spec = EngineSpec.from_config(config)
     names = [f"replica-{i}" for i in range(config.actor_rollout_ref.rollout.num_replicas)]
-    replicas = {
-        name: start_replica(
-            spec,
-            run_id=run_id,
-            attempt=attempt,
-            name=name,
-            deadlines=ServerDeadlines.from_config(config),
-            user_modules=config.trainer.user_modules,
-            log_address=log_address,
-        )
-        for name in names
-    }
+    replicas = {name: start(name) for name in names}
     try:
         for replica in replicas.values():
             replica.wait_ready(config.deadlines.start)
@@ -329,5 +341,5 @@ def start_replicas(
         for replica in replicas.values():
             replica.kill()
         raise
-    logger.info("%d replicas are ready: %s", len(replicas), spec)
+    logger.info("%d replicas are ready: %s", len(replicas), EngineSpec.from_config(config))
     return replicas

@@ -30,7 +30,7 @@ class ProcessName:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is known to be there: on this host, and not a dead one that is still listed."""
+        """Whether it is known to be there: on this host, and not dead and still listed."""
         if self.hostname != socket.gethostname():
             return False
         try:

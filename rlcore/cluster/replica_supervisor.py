@@ -12,6 +12,7 @@ new one is a member before it serves: an update that is tried again brings it up
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -24,8 +25,8 @@ from rlcore.types import CallKey
 
 logger = logging.getLogger(__name__)
 
-STOP_S = 10.0
-"""How long `stop` waits for what the threads are at; what they start later is killed all the same."""
+STOP_S = 3.0
+"""How long `stop` waits for the threads; a replica that they start later is killed, too."""
 
 
 class SupervisedReplica(Replica, Protocol):
@@ -96,14 +97,15 @@ class ReplicaSupervisor:
     def stop(self) -> None:
         """End the watch, and every replica."""
         self._stopping.set()
-        for thread in self._threads:
-            thread.join(STOP_S)
         with self._lock:
             left = [*self._serving.values(), *self._starting.values()]
             self._serving.clear()
             self._starting.clear()
         for replica in left:
             replica.kill()
+        ends = time.monotonic() + STOP_S
+        for thread in self._threads:
+            thread.join(max(0.0, ends - time.monotonic()))
 
     def raise_if_failed(self) -> None:
         """Let the caller know that a replica could not be replaced.
@@ -145,13 +147,13 @@ class ReplicaSupervisor:
         self._in_thread(lambda: self._replace(name), f"restart of {name}")
 
     def _replace(self, name: str) -> None:
-        delay_s = self._limits.backoff_s
+        delay_s, last = self._limits.backoff_s, "none"
         for number in range(1, self._limits.max_restarts + 1):
             try:
                 self._bring_in(name, number)
             except TransientError as error:
                 logger.warning("start %d of %s failed: %s", number, name, error)
-                last: RLCoreError = error
+                last = str(error)
             except RLCoreError as error:
                 self._failure = error
                 return
@@ -170,6 +172,8 @@ class ReplicaSupervisor:
             self._starting[name] = new
         is_in = False
         try:
+            if self._stopping.is_set():
+                return
             new.wait_ready(self._limits.start_s)
             self._manager.replicas[name] = new
             key = self._key(f"bring_up-{name}-{number}")

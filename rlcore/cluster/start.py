@@ -10,23 +10,27 @@ import contextlib
 import importlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
+from rlcore.checkpoint_engine.base import TransferSettings
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
 from rlcore.cluster.calls import wait_for_reply
 from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
 from rlcore.cluster.executor import ExecutorPool, PoolLimits
 from rlcore.cluster.ledger import LedgerClient, start_ledger
-from rlcore.cluster.llm_server import ReplicaClient, start_replicas
+from rlcore.cluster.llm_server import ReplicaClient, replica_starter, start_replicas
 from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_queue_host
+from rlcore.cluster.replica_supervisor import ReplicaSupervisor
 from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, TransientError
+from rlcore.rollout.health import HealthLimits
 from rlcore.trainer.run_folder import RunFolder
 from rlcore.types import CallKey
 
@@ -154,6 +158,16 @@ def import_trainer() -> None:
     importlib.import_module("rlcore.trainer.base")
 
 
+def transfer_settings(config: RunConfig) -> TransferSettings:
+    """Read `actor_rollout_ref.rollout.checkpoint_engine` and `deadlines.control`."""
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    return TransferSettings(
+        bucket_bytes=engine.update_weights_bucket_megabytes << 20,
+        bucket_deadline_s=config.deadlines.control,
+        options=dict(engine.engine_kwargs.get(engine.backend, {})),
+    )
+
+
 class Cluster:
     """The actors of one attempt and the clients that reach them.
 
@@ -181,6 +195,7 @@ class Cluster:
         self.total_steps = total_steps
         self.replicas: dict[str, ReplicaClient] = {}
         self._collaborators: dict[str, Any] = {}
+        self._watch: ReplicaSupervisor | None = None
         self._undo = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
@@ -194,7 +209,7 @@ class Cluster:
             self._undo.callback(ray.shutdown)
         self.executors = ExecutorPool(
             NUM_EXECUTORS,
-            user_modules=self.config.trainer.user_modules,
+            user_modules=self.config.user_modules,
             on_fence=self._give_up,
             limits=PoolLimits(start_deadline_s=self.config.deadlines.start),
         )
@@ -223,7 +238,42 @@ class Cluster:
             self.training,
             self.replicas,
             backend=self.config.actor_rollout_ref.rollout.checkpoint_engine.backend,
+            settings=transfer_settings(self.config),
         )
+
+    def watch_replicas(self, key: Callable[[str], CallKey]) -> None:
+        """Replace replicas that die or hang from now on; `key` names the caller of a phase."""
+        self._watch = ReplicaSupervisor(
+            self.checkpoint_manager,
+            self.replicas,
+            start=self._start_replica,
+            key=key,
+            limits=HealthLimits(start_s=self.config.deadlines.start),
+            on_change=self._replicas_changed,
+        )
+        self._watch.start()
+
+    def serving(self) -> dict[str, ActorHandle]:
+        """Return the replicas that may get requests.
+
+        Raises:
+            ReplicaDiedError, ConfigError: one was lost and could not be replaced.
+        """
+        if self._watch is not None:
+            self._watch.raise_if_failed()
+        return {name: replica.handle for name, replica in self.replicas.items()}
+
+    def _replicas_changed(self, serving: Mapping[str, Any]) -> None:
+        self.replicas = dict(serving)
+        gone = [name for name in self._collaborators if name.startswith("replica-")]
+        kept = {n: h for n, h in self._collaborators.items() if n not in gone}
+        self._collaborators = kept | {name: r.handle for name, r in serving.items()}
+
+    def _end_replicas(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        for replica in self.replicas.values():
+            replica.kill()
 
     def _give_up(self, key: CallKey) -> None:
         """Let every collaborator refuse a try whose executor is about to be killed.
@@ -282,14 +332,14 @@ class Cluster:
         self._at_end("trainer", self.training.stop)
 
     def _start_replicas(self) -> None:
-        self.replicas = start_replicas(
+        self._start_replica = replica_starter(
             self.config,
             run_id=self.folder.run_id,
             attempt=self.attempt,
             log_address=self.executors.log_address,
         )
-        for name, replica in self.replicas.items():
-            self._at_end(name, replica.kill)
+        self.replicas = start_replicas(self.config, self._start_replica)
+        self._at_end("replicas", self._end_replicas)
 
     def _at_end(self, what: str, action: Callable[..., Any], *args: Any) -> None:
         """Do `action` at the end; a process that is dead already is what was wanted."""
@@ -314,6 +364,6 @@ class Cluster:
             attempt=self.attempt,
             ledger=self.ledger.handle,
             queue_host=self.queue_host.handle,
-            replicas={name: replica.handle for name, replica in self.replicas.items()},
+            replicas=self.serving(),
             log_address=self.executors.log_address,
         )

@@ -298,7 +298,7 @@ def start_training_group(
         deadline_s=config.deadlines.start,
     )
     try:
-        group.build(spec, config.deadlines.queue, config.trainer.user_modules)
+        group.build(spec, config.deadlines.queue, config.user_modules)
         state = group.state()
     except BaseException:
         ray.kill(handle)

@@ -1,6 +1,6 @@
 """Section `actor_rollout_ref.rollout`: generation, agent loops and weight updates of replicas."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -34,8 +34,16 @@ class AgentConfig(Section):
 class CheckpointEngineConfig(Section):
     """How published weights reach the replicas."""
 
-    backend: Literal["naive"] = "naive"
-    """`naive`: a file of shared memory on one host."""
+    backend: str = "naive"
+    """`naive`: a file of shared memory, for replicas on the trainer's devices; `shm`: the same in
+    buckets, for other processes of one host; `gloo`, `mooncake`: TCP, across hosts; or one that
+    `custom_backend_module` registers."""
+    update_weights_bucket_megabytes: Int = Field(default=2048, ge=1)
+    """Weights travel in pieces of at most this many MiB."""
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Settings by backend: `{gloo: {host: 10.0.0.1}}`."""
+    custom_backend_module: str | None = None
+    """Python file that registers a backend of yours."""
 
 
 class RolloutConfig(Section):

@@ -202,6 +202,26 @@ def validation_only_validates(config: "RunConfig") -> Iterator[Problem]:
         )
 
 
+WEIGHT_BACKENDS = ("gloo", "mooncake", "naive", "shm")
+"""The backends of weight updates that ship."""
+
+
+def weight_backend_is_known(config: "RunConfig") -> Iterator[Problem]:
+    """`checkpoint_engine.backend` ships, or a module of the user's registers it."""
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    if engine.backend not in WEIGHT_BACKENDS and not config.user_modules:
+        yield Problem(
+            path="actor_rollout_ref.rollout.checkpoint_engine.backend",
+            value=engine.backend,
+            reason="there is no such back end of weight updates",
+            fix=(
+                f"choose from {', '.join(WEIGHT_BACKENDS)}, or set custom_backend_module to the "
+                "file that registers it"
+            ),
+            involves=("actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module",),
+        )
+
+
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     batch_is_whole_mini_batches,
     mini_batch_is_whole_micro_batches,
@@ -213,6 +233,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     validation_sampling_fits,
     resume_path_needs_its_mode,
     validation_only_validates,
+    weight_backend_is_known,
 )
 
 

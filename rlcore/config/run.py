@@ -110,6 +110,12 @@ class RunConfig(Section):
         return self.ray.num_threads or len(os.sched_getaffinity(0))
 
     @property
+    def user_modules(self) -> list[str]:
+        """Python files of the user that register things, loaded in every process of a run."""
+        backend_module = self.actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module
+        return [*self.trainer.user_modules, *([backend_module] if backend_module else [])]
+
+    @property
     def data_seed(self) -> int:
         """Seed of the order of the prompts."""
         return self.seed if self.data.seed is None else self.data.seed

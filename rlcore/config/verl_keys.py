@@ -192,12 +192,6 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      LEAVE_OUT),
     (f"{_A}rollout.agent.custom_async_server.*", (None,), "verl does not read it either",
      LEAVE_OUT),
-    (f"{_A}rollout.checkpoint_engine.update_weights_bucket_megabytes", ANY,
-     "`naive` shares one file and cuts it in no pieces", LEAVE_OUT),
-    (f"{_A}rollout.checkpoint_engine.engine_kwargs.*", ({},), "`naive` has no settings",
-     LEAVE_OUT),
-    (f"{_A}rollout.checkpoint_engine.custom_backend_module", (None,),
-     "modules of yours have a key of their own", "list files in trainer.user_modules"),
     (f"{_A}rollout.router_config_path", (None,), "routers of your own are not there yet",
      LEAVE_OUT),
     (f"{_A}rollout.enable_rollout_routing_replay", (False,), "router replay is not there yet",
@@ -375,9 +369,9 @@ REFUSED_VALUES: dict[str, RefusedValue] = {
         fix="leave it out",
     ),
     f"{_A}rollout.checkpoint_engine.backend": RefusedValue(
-        values=("nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded"),
+        values=("nccl", "hccl", "nixl", "kimi_ckpt_engine", "delta_sharded"),
         reason="this back end is not there yet",
-        fix="set it to naive, which serves replicas on the training host",
+        fix="set it to shm on one host, or to gloo or mooncake",
     ),
     "algorithm.adv_estimator": RefusedValue(
         values=(

@@ -51,7 +51,7 @@ def check_data(config: RunConfig) -> DataReport:
         ConfigError: the reward function, a user module or a reward rule is missing.
     """
     tokenizer = check_model_folder(config)
-    load_user_modules(config.trainer.user_modules)
+    load_user_modules(config.user_modules)
     load_reward_function(config)
     check_output_folder(config)
     train = load_dataset(config, "train", tokenizer)
