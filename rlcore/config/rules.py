@@ -205,15 +205,20 @@ def validation_only_validates(config: "RunConfig") -> Iterator[Problem]:
 WEIGHT_BACKENDS = ("gloo", "mooncake", "naive", "shm")
 """The backends of weight updates that ship."""
 
+VERLS_WEIGHT_BACKENDS = ("nccl", "hccl", "nixl", "kimi_ckpt_engine", "delta_sharded")
+"""Those of verl besides."""
+
 
 def weight_backend_is_known(config: "RunConfig") -> Iterator[Problem]:
     """`checkpoint_engine.backend` ships, or a module of the user's registers it."""
     engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    is_verls = engine.backend in VERLS_WEIGHT_BACKENDS
     if engine.backend not in WEIGHT_BACKENDS and not config.user_modules:
         yield Problem(
             path="actor_rollout_ref.rollout.checkpoint_engine.backend",
             value=engine.backend,
-            reason="there is no such back end of weight updates",
+            reason="this back end is not there yet" if is_verls else "there is no such back end",
+            is_unsupported=is_verls,
             fix=(
                 f"choose from {', '.join(WEIGHT_BACKENDS)}, or set custom_backend_module to the "
                 "file that registers it"

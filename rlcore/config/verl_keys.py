@@ -368,11 +368,6 @@ REFUSED_VALUES: dict[str, RefusedValue] = {
         reason="the engine reports log-probs anyway, and engine and trainer are compared by them",
         fix="leave it out",
     ),
-    f"{_A}rollout.checkpoint_engine.backend": RefusedValue(
-        values=("nccl", "hccl", "nixl", "kimi_ckpt_engine", "delta_sharded"),
-        reason="this back end is not there yet",
-        fix="set it to shm on one host, or to gloo or mooncake",
-    ),
     "algorithm.adv_estimator": RefusedValue(
         values=(
             "gae", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized",
