@@ -45,7 +45,7 @@ def write_tensors(
         raise WeightSyncError(f"weights cannot be published as {dtype}: not a floating point type")
     named = list(tensors)
     entries, size = plan_layout(named, wire_dtype)
-    buffer = _open_for_writing(Path(path), size)
+    buffer = open_for_writing(Path(path), size)
     fill(buffer, [tensor for _, tensor in named], entries)
     data = np.frombuffer(buffer, dtype=np.uint8, count=size)
     for start, end in gaps(entries, size):
@@ -109,7 +109,12 @@ def mismatch(meta: WeightMeta, found: str) -> str:
     )
 
 
-def _open_for_writing(path: Path, size: int) -> mmap.mmap:
+def open_for_writing(path: Path, size: int) -> mmap.mmap:
+    """Map the segment at `path`, made or lengthened to hold `size` bytes.
+
+    Raises:
+        WeightSyncError: there is no room for it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         length = max(size, ALIGNMENT, os.fstat(descriptor).st_size)

@@ -34,7 +34,7 @@ from rlcore.checkpoint_engine import gloo, mooncake
 from rlcore.checkpoint_engine.base import CHECKPOINT_ENGINES, Acknowledgement, TransferSettings
 from rlcore.checkpoint_engine.buffer import WeightBuffer
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
-from rlcore.checkpoint_engine.segment import _open_for_writing, fill, write_tensors
+from rlcore.checkpoint_engine.segment import fill, open_for_writing, write_tensors
 from rlcore.checkpoint_engine.shm import ShmReceiver
 from rlcore.rollout.server import LLMServer
 from rlcore.rollout.transformers_engine import TransformersEngine
@@ -96,7 +96,7 @@ def bench_shm(state: dict[str, torch.Tensor], folder: Path, pairs: int) -> bool:
     meta = write_tensors(folder / "w", state.items(), "bfloat16", 1)
     meta = WeightMeta(**{**_fields(meta), "transport": SETTINGS.transport("shm")})
     tensors = list(state.values())
-    segment = _open_for_writing(folder / "w", meta.num_bytes)
+    segment = open_for_writing(folder / "w", meta.num_bytes)
     reached = True
     for count in (1, 2):
         ends = []
