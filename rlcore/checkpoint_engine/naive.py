@@ -44,6 +44,6 @@ class NaiveReceiver:
             WeightSyncError: the segment is missing or too short.
         """
         source = map_segment(meta)
-        for bucket in split_buckets(meta.num_bytes, meta.transport["bucket_bytes"]):
+        for bucket in split_buckets(meta.num_bytes, meta.num_bytes + BLOCK_BYTES):
             buffer.copy(source, bucket)
             yield bucket
