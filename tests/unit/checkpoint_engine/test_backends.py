@@ -317,7 +317,7 @@ def test_who_cannot_be_brought_up_does_not_join(cell):
 
 @pytest.mark.parametrize("mode", ["keep", "abort"])
 def test_an_update_under_64_requests_loses_none(cell, mode):
-    replicas = {name: cell.start(name, step_s=0.01) for name in ("x", "y")}
+    replicas = {name: cell.start(name, step_s=0.01, deadline_s=150.0) for name in ("x", "y")}
     manager = cell.new_manager(replicas)
     client = LLMServerClient(Router(replicas, load_cap=0), seed=0)
     params = {"max_tokens": 80, "ignore_eos": True}
