@@ -220,7 +220,7 @@ def start_replica_process(
     arguments = (name, address, specs, deadlines or ServerDeadlines(), step_s)
     process = PROCESSES.Process(target=_serve, args=arguments, name=name, daemon=True)
     process.start()
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 150
     while not Path(address).exists():
         if not process.is_alive() or time.monotonic() > ends:
             raise ActorUnavailableError(f"{name} did not start: exit code {process.exitcode}")

@@ -46,7 +46,7 @@ SPECS = [
     ("tail", "bfloat16", (2_500_003,), None),
 ]
 KEY = CallKey(run_id="run", attempt=1, global_step=1, phase="update_weights")
-SETTINGS = TransferSettings(bucket_bytes=4 << 20, bucket_deadline_s=3.0)
+SETTINGS = TransferSettings(bucket_bytes=4 << 20, bucket_deadline_s=8.0)
 
 
 @functools.cache
@@ -215,7 +215,7 @@ def test_a_hung_sender_ends_in_an_error_and_the_retry_succeeds(cell):
     cell.replicas["b"].set_fault(Fault(at="first", action="stop_sender"))
     driver = PROCESSES.Process(target=_update, args=(cell.manager,))
     driver.start()
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 60
     while driver.is_alive() and time.monotonic() < ends:
         time.sleep(0.1)
         with contextlib.suppress(psutil.NoSuchProcess):
