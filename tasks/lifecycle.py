@@ -92,6 +92,7 @@ class ActiveRun:
             cluster.checkpoint_manager, key=self._manager_key, deadlines=self.deadlines
         )
         self.trainer.checkpoint_manager = self._manager
+        cluster.watch_replicas(self._manager_key)
         self.reporter = Reporter(
             run_id=folder.run_id,
             folder=folder.path,

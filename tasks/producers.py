@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger
 
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
-from rlcore.errors import ActorUnavailableError, ReplicaDiedError
+from rlcore.errors import ActorUnavailableError
 
 if TYPE_CHECKING:
     from tasks.lifecycle import ActiveRun
@@ -29,13 +29,14 @@ class Supervisor:
         self._index = index
         self._log = get_run_logger()
         self._restarts = 0
+        self._told: dict[str, Any] = {}
 
     async def run(self) -> dict[str, float]:
         """Keep the worker alive; return its counters at the end.
 
         Raises:
             ActorUnavailableError: the worker died more than MAX_RESTARTS times in a row.
-            ReplicaDiedError: a replica died; nobody restarts one while the run goes on.
+            ReplicaDiedError: a replica died and could not be replaced.
         """
         while True:
             worker = self._run.cluster.new_agent_loop_worker(self._index)
@@ -54,12 +55,13 @@ class Supervisor:
     async def _watch(self, worker: AgentLoopWorkerHandle) -> dict[str, float]:
         deadlines = self._run.config.deadlines
         await worker.ready(deadlines.start)
+        self._told = {}
         self._run.producer_is_ready(self._index)
         self._log.info("agent loop worker %d is ready", self._index)
         began = reported = time.monotonic()
         while not await self._stopped_within(POLL_S):
             status = await worker.status(deadlines.queue)
-            await self._check_replicas()
+            await self._tell_replicas(worker)
             if time.monotonic() - reported >= REPORT_EVERY_S:
                 reported = time.monotonic()
                 self._log.info("%s", status.line())
@@ -75,15 +77,12 @@ class Supervisor:
             return False
         return True
 
-    async def _check_replicas(self) -> None:
-        """Ask every replica how it is; the first producer does it for all."""
-        if self._index != 0:
-            return
-        for name, replica in self._run.cluster.replicas.items():
-            try:
-                await asyncio.to_thread(replica.health, self._run.config.deadlines.queue)
-            except ActorUnavailableError as error:
-                raise ReplicaDiedError(f"{name} died: {error}") from error
+    async def _tell_replicas(self, worker: AgentLoopWorkerHandle) -> None:
+        """Let the worker know which replicas serve, if these are others than before."""
+        serving = self._run.cluster.serving()
+        if serving != self._told:
+            await worker.set_replicas(serving, self._run.config.deadlines.queue)
+            self._told = serving
 
     async def _recover(self, worker: AgentLoopWorkerHandle, error: ActorUnavailableError) -> None:
         self._restarts += 1
