@@ -221,7 +221,7 @@ def bare_mooncake(size: int) -> Callable[[], None]:
     def read() -> None:
         here.send(True)
         here.recv()
-        assert engine is not None
+        assert engine is not None and len(data) == size  # both live as long as this
 
     return read
 
