@@ -4,19 +4,30 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-prefect-lowest
+# Every call is held to its annotations; an int may stand where a float is asked.
+CHECKED := rlcore.algorithms,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 export HF_HUB_OFFLINE = 1
 export PYTHONUNBUFFERED = 1
 # Threads that wait for each other sleep: spinning ones starve the other processes of a small machine.
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: train test test-prefect test-prefect-lowest check bench setup setup-system model clean
+.PHONY: docs train test test-async test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
-test: setup ## Run the tests (at most 5 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow" --jaxtyping-packages=rlcore.algorithms,beartype.beartype
+test: setup ## Run the tests (about 11 minutes on 2 cores)
+	$(BIN)/pytest -m "not slow and not async_modes" '--jaxtyping-packages=$(CHECKED)'
+
+coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
+	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100
+
+mutation: setup ## Mutants of rlcore/algorithms (signs, constants, masks): at least 90 % must die
+	$(BIN)/python tests/mutation/mutate.py
+
+test-async: setup ## Whole runs of the asynchronous modes beside sync
+	$(BIN)/pytest -m async_modes tests/integration
 
 test-prefect: setup ## Whole runs as their users start them: deployment, cancel, bad input, model export
 	$(BIN)/pytest -m slow tests/integration
@@ -30,6 +41,9 @@ check: setup ## Lint, types, import contracts, spelling
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md flows tasks rlcore deployments tests
+
+docs: setup ## The README's tables and the JSON Schema of presets, from the code
+	$(BIN)/python -m rlcore.config.docs
 
 bench: model ## Measured ratios, ours against a baseline; see tests/bench/README.md
 	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

@@ -1,7 +1,8 @@
 """The `rollflow` command. Flows, torch and Prefect are imported inside the commands that need them.
 
-Exit codes: 0 done; 1 the run failed; 2 what was asked for cannot be done, found before a run began
-(one message, no traceback); 130 interrupted.
+Exit codes: 0 done (`check`: it can be run; `doctor`: nothing prevents a run); 1 the run failed;
+2 what was asked for cannot be done, found before a run began (one message, no traceback;
+`doctor`: a finding prevents runs); 130 interrupted.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands_deploy import deploy, serve
+from flows.commands_runs import export, rollback, runs, stop
 from flows.embedded_server import start_embedded_server
 from flows.environment import (
     LOOPBACK,
@@ -46,9 +49,22 @@ app = typer.Typer(
     rich_markup_mode=None,  # brackets in help are lists, not markup
 )
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the run failed; 2 it cannot be run as asked, every problem is listed; "
+    "130 interrupted."
+)
+
 Preset = Annotated[
     str,
     typer.Argument(
+        help="Name of a preset in deployments/runs (grpo-tiny), or path of a YAML file.",
+        show_default=False,
+    ),
+]
+MaybePreset = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PRESET",
         help="Name of a preset in deployments/runs (grpo-tiny), or path of a YAML file.",
         show_default=False,
     ),
@@ -61,34 +77,49 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+FromVerl = Annotated[
+    str | None,
+    typer.Option(
+        "--from-verl",
+        metavar="SCRIPT",
+        help="Instead of a preset: 'python3 -m verl.trainer.main_ppo key=value …', its overrides "
+        "alone, or the path of such a script.",
+        show_default=False,
+    ),
+]
 RunsRoot = Annotated[str, typer.Option(help="Folder of the runs (trainer.runs_root).")]
 
 
-@app.command()
-def train(preset: Preset, overrides: Overrides = None) -> None:
+@app.command(epilog=EXIT_CODES)
+def train(
+    preset: MaybePreset = None, overrides: Overrides = None, from_verl: FromVerl = None
+) -> None:
     """Train: check everything, then run. Prints where the results are."""
     with told_clearly():
-        from rlcore.config import resolve_config
-        from rlcore.config.overrides import overrides_as_dict
+        from flows.requests import read_request
 
-        resolved = resolve_config(preset, overrides or [])
-        values = overrides_as_dict(overrides or [])
-        _tell_notices(resolved.notices)
-        from rlcore.data.check import check_data
-
-        for line in check_data(resolved.config).lines():
+        request = read_request(preset, overrides, from_verl)
+        config = request.resolved()
+        values = request.values()
+        _tell_notices(request.examination.notices)
+        for line in _checked_data(config).lines():
             typer.echo(line)
-        runs_root = resolved.config.trainer.runs_root
+        runs_root = config.trainer.runs_root
         prepare_prefect_environment(runs_root)
         from flows.train import train as train_flow
 
-        _tell_summary(_run(train_flow, preset=preset, overrides=values), runs_root)
+        if from_verl is not None:
+            # Checked above; the typed form of `config` lacks the keys that are only satisfied.
+            train_flow = train_flow.with_options(validate_parameters=False)
+        summary = _run(train_flow, preset=request.preset, overrides=values, config=request.config)
+        _tell_summary(summary, runs_root)
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def check(
-    preset: Preset,
+    preset: MaybePreset = None,
     overrides: Overrides = None,
+    from_verl: FromVerl = None,
     data: Annotated[
         bool, typer.Option("--data", help="Read and tokenise data and model folder too.")
     ] = False,
@@ -99,25 +130,74 @@ def check(
 ) -> None:
     """Check a configuration without starting anything; lists every problem at once."""
     with told_clearly():
+        from flows.requests import read_request
         from rlcore.config import report
-        from rlcore.config.load import examine
-        from rlcore.config.problems import report as list_problems
 
-        found = examine(preset, overrides or [])
-        if found.config is None or found.problems:
-            if as_json:
-                problems = [dataclasses.asdict(problem) for problem in found.problems]
-                _print_json({"ok": False, "source": found.source, "problems": problems})
-                raise typer.Exit(REFUSED)
-            raise ConfigError(list_problems(found.problems, found.source))
-        checked = _check_data(found.config, as_json) if data else None
+        request = read_request(preset, overrides, from_verl)
         if as_json:
-            told = report.as_json(found.config, found.notices, found.source)
-            _print_json({**told, "data": dataclasses.asdict(checked) if checked else None})
+            _check_as_json(request, with_data=data)
             return
-        typer.echo(report.as_text(found.config, found.notices, found.source, show_all=show_all))
-        if checked is not None:
-            typer.echo("\n".join(["", "data:", *(f"  {line}" for line in checked.lines())]))
+        config, found = request.resolved(), request.examination
+        typer.echo(report.as_text(config, found.notices, found.source, show_all=show_all))
+        if request.script is not None:
+            from flows.requests import script_lines
+
+            typer.echo("\n".join(script_lines(request.script)))
+        if data:
+            lines = _checked_data(config).lines()
+            typer.echo("\n".join(["", "data:", *(f"  {line}" for line in lines)]))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of presets, for editors."""
+    with told_clearly():
+        from rlcore.config.schema import json_schema
+
+        _print_json(json_schema())
+
+
+@app.command(epilog=EXIT_CODES)
+def doctor(
+    runs_root: RunsRoot = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Look at this machine: versions, cores, memory, servers, leftovers; each finding has a fix."""
+    with told_clearly():
+        from rlcore.doctor import examine_machine
+
+        findings = examine_machine(runs_root, os.environ)
+        if as_json:
+            _print_json({"findings": [dataclasses.asdict(finding) for finding in findings]})
+        else:
+            for finding in findings:
+                typer.echo(str(finding))
+        if any(finding.level == "error" for finding in findings):
+            raise typer.Exit(REFUSED)
+
+
+@app.command("check-env")
+def check_env(
+    preset: Preset,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Training prompts to try.")] = 2,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions of each.")] = 2,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who writes in the model's place: random, calls or FILE.py:FUNCTION.",
+            show_default="calls where there are tools, else random",
+        ),
+    ] = None,
+) -> None:
+    """Try a preset's sessions, tools and rewards without the model: what the trainer would see."""
+    with told_clearly():
+        from flows.check_env import show_environment
+        from rlcore.config import resolve_config
+
+        resolved = resolve_config(preset, overrides or [])
+        _tell_notices(resolved.notices)
+        show_environment(resolved.config, prompts=prompts, sessions=sessions, policy=policy)
 
 
 @app.command()
@@ -125,14 +205,17 @@ def prepare(
     name: Annotated[
         str,
         typer.Argument(
-            help="smollm2, tiny, chain_sum, or a reasoning-gym task.", show_default=False
+            help="smollm2, tiny, questions (of a CSV or JSON lines file), or a reasoning-gym task.",
+            show_default=False,
         ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="out=FOLDER; for tasks also size=, test_size=, seed= and the task's own settings.",
+            help="out=FOLDER; for tasks also size=, test_size=, seed=, level= and the task's own "
+            "settings; for questions file=, question=, answer=, data_source=, extraction=, "
+            "system=, test_size=, seed=; for both model=FOLDER, whose tokens are counted.",
             show_default=False,
         ),
     ] = None,
@@ -143,8 +226,13 @@ def prepare(
 
         values = overrides_as_dict(overrides or [])
         out = values.pop("out", None)
-        for folder in _prepare(name, None if out is None else str(out), values):
+        from rlcore.data.prepare import prepare_named, read_report
+
+        for folder in prepare_named(name, None if out is None else str(out), values):
             typer.echo(f"ready: {folder}")
+            report = read_report(folder)
+            for line in report.lines() if report else []:
+                typer.echo(line)
 
 
 @app.command()
@@ -167,9 +255,7 @@ def evaluate(
 
         resolved = resolve_config(preset, overrides or [])
         values = overrides_as_dict(overrides or [])
-        from rlcore.data.check import check_data
-
-        check_data(resolved.config)
+        _checked_data(resolved.config)
         runs_root = resolved.config.trainer.runs_root
         prepare_prefect_environment(runs_root)
         from flows.evaluate_policy import evaluate_policy
@@ -261,7 +347,7 @@ def told_clearly() -> Iterator[None]:
 
 def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
     """Run a flow to its end; Prefect's own verdicts become exit codes."""
-    from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, TerminationSignal
+    from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, Pause, TerminationSignal
 
     if prefect_api_url() is None:
         start_embedded_server()
@@ -270,6 +356,9 @@ def _run(flow: Callable[..., Any], **parameters: Any) -> Any:
         return asyncio.run(flow(**parameters))
     except (CancelledRun, TerminationSignal):
         typer.secho("cancelled", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except Pause:
+        typer.secho("suspended; `rollflow resume` continues it", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except (CrashedRun, FailedRun) as error:
         _tell_error(error)
@@ -286,31 +375,40 @@ def _keep_flow_errors_off_the_console() -> None:
             handler.addFilter(lambda record: record.name != "prefect.flow_runs")
 
 
-def _check_data(config: Any, as_json: bool) -> Any:
+def _checked_data(config: Any) -> Any:
+    """Check registered names and data, which needs torch and transformers."""
     from rlcore.data.check import check_data
+    from rlcore.trainer.registered import check_registered
 
-    try:
-        return check_data(config)
-    except (ConfigError, DataError) as error:
-        if not as_json:
-            raise
-        _print_json({"ok": False, "problems": [{"path": "data", "reason": str(error)}]})
-        raise typer.Exit(REFUSED) from None
+    check_registered(config)
+    return check_data(config)
 
 
-def _prepare(name: str, out: str | None, values: dict[str, Any]) -> list[Path]:
-    from rlcore.data import prepare as preparations
+def _check_as_json(request: Any, *, with_data: bool) -> None:
+    from rlcore.config import report
 
-    if name in {"smollm2", "tiny"}:
-        if values:
-            raise ConfigError(f"prepare {name} takes out=FOLDER only, not {', '.join(values)}")
-        if name == "tiny":
-            return list(preparations.prepare_tiny(out or "."))
-        return [preparations.prepare_smollm2(out or preparations.SMOLLM2_FOLDER)]
-    folder = out or str(Path("data") / name)
-    if name == "chain_sum":
-        values = {**preparations.CHAIN_SUM_DIFFICULTY, **values}
-    return [preparations.prepare_reasoning_gym(name, folder, **values)]
+    found, script = request.examination, request.script
+    told: dict[str, Any] = {
+        "ok": False,
+        "source": found.source,
+        "problems": [dataclasses.asdict(problem) for problem in found.problems],
+    }
+    if not found.problems:
+        told = report.as_json(found.config, found.notices, found.source)
+    if script is not None:
+        classes = ("honoured", "satisfied", "refused")
+        told["script"] = {name: list(getattr(script, name)) for name in classes}
+    if told["ok"]:
+        told["data"] = None
+        try:
+            if with_data:
+                told["data"] = dataclasses.asdict(_checked_data(found.config))
+        except (ConfigError, DataError) as error:
+            problem = {"path": "data", "reason": str(error)}
+            told = {"ok": False, "source": found.source, "problems": [problem]}
+    _print_json(told)
+    if not told["ok"]:
+        raise typer.Exit(REFUSED)
 
 
 def _is_free(port: int) -> bool:
@@ -351,6 +449,10 @@ def _tell_error(error: Exception) -> None:
 
 def _print_json(content: dict[str, Any]) -> None:
     typer.echo(json.dumps(content, indent=2))
+
+
+for command in (deploy, serve, runs, export, stop, rollback):
+    app.command()(told_clearly()(command))
 
 
 if __name__ == "__main__":

@@ -7,16 +7,27 @@ skips; so a watcher holds a pipe to the driver and ends the server when the pipe
 would live on over the database that the next attempt opens.
 """
 
+import atexit
+import logging
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
+from typing import Any
 
 import psutil
 
+from flows.environment import LOOPBACK, prefect_home, ui_environment
 from rlcore.errors import DeadlineExceededError
+
+logger = logging.getLogger(__name__)
 
 START_S = 120
 STOP_S = 10.0
+LOOK_EVERY_S = 1.0
 
 _watchers: list[subprocess.Popen[bytes]] = []
 """Kept, since a Popen that is collected closes the pipe."""
@@ -43,11 +54,88 @@ def start_embedded_server() -> str:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if server.server_process is not None:
         watch(server.server_process.pid)
+    threading.Thread(target=_keep_alive, args=(server,), name="server-keeper", daemon=True).start()
     return server.address
 
 
-def watch(pid: int) -> None:
-    """End process `pid` when this process is gone."""
+def _keep_alive(server: Any) -> None:
+    """Start the temporary server again, at its address, when it dies before this process ends.
+
+    Until it answers, Prefect's client sends its requests again; see trainer.prefect_outage_s.
+    """
+    is_ending = threading.Event()
+    atexit.register(is_ending.set)  # runs before the server's own handler, which was there first
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the next one inherits it
+    while not is_ending.wait(LOOK_EVERY_S):
+        process = server.server_process
+        if process is None or process.poll() is None:
+            continue
+        logger.warning("Prefect's temporary server ended with code %s", process.returncode)
+        server.running = False
+        threading.Thread(target=_watch_next, args=(server, process), daemon=True).start()
+        try:
+            server.start(timeout=START_S)
+        except RuntimeError as error:
+            logger.warning("it did not start again: %s", error)
+            continue
+        logger.warning("Prefect's temporary server runs again at %s", server.address)
+
+
+def _watch_next(server: Any, dead: "subprocess.Popen[bytes]") -> None:
+    """Watch the process that replaces `dead`, from when it exists: this one may die meanwhile."""
+    ends = time.monotonic() + STOP_S
+    while server.server_process is dead and time.monotonic() < ends:
+        time.sleep(0.01)
+    if server.server_process is not dead:
+        watch(server.server_process.pid)
+
+
+def start_full_server(runs_root: str, port: int) -> str:
+    """Start a server with UI, schedules and automations over the embedded database.
+
+    It ends with this process, and lives on when this process executes another program.
+
+    Returns:
+        The URL of its API.
+
+    Raises:
+        DeadlineExceededError: it did not start within START_S seconds.
+    """
+    prefect_home(runs_root).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "prefect", "server", "start"]
+    command += ["--host", LOOPBACK, "--port", str(port)]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        server = subprocess.Popen(
+            command, env=ui_environment(runs_root, port), stdout=subprocess.DEVNULL
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    watcher = watch(server.pid)
+    assert watcher.stdin is not None
+    os.set_inheritable(watcher.stdin.fileno(), True)
+    url = f"http://{LOOPBACK}:{port}/api"
+    _wait_until_it_answers(url, server)
+    return url
+
+
+def _wait_until_it_answers(url: str, server: "subprocess.Popen[bytes]") -> None:
+    ends = time.monotonic() + START_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=STOP_S):
+                return
+        except OSError as error:
+            if time.monotonic() >= ends or server.poll() is not None:
+                raise DeadlineExceededError(
+                    f"Prefect's server did not start at {url} within {START_S} s: {error}; is the "
+                    "port taken? choose another with --port"
+                ) from error
+        time.sleep(0.5)
+
+
+def watch(pid: int) -> "subprocess.Popen[bytes]":
+    """End process `pid` when this process is gone; return the process that sees to it."""
     watcher = subprocess.Popen(
         [sys.executable, "-m", "flows.embedded_server", str(pid)],
         stdin=subprocess.PIPE,
@@ -56,6 +144,7 @@ def watch(pid: int) -> None:
         start_new_session=True,  # Ctrl-C in the terminal is for the driver
     )
     _watchers.append(watcher)
+    return watcher
 
 
 def main(pid: int) -> None:

@@ -70,6 +70,21 @@ def ui_environment(runs_root: str | Path, port: int) -> dict[str, str]:
     }
 
 
+def deploy_environment(project: Path) -> dict[str, str]:
+    """Return the environment of `prefect deploy`: prefect.yaml takes the project's folder from PWD.
+
+    A process that was started in another folder than its parent's has the parent's PWD.
+    """
+    return {**os.environ, "PWD": str(project)}
+
+
+def prepare_served_environment(url: str) -> None:
+    """Set what runs that this process serves need; prefect.yaml sets it for workers' runs."""
+    os.environ["PREFECT_API_URL"] = url
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "9")
+
+
 def _embedded(home: Path, given: Mapping[str, str]) -> dict[str, str]:
     wanted = {
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",

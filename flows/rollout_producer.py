@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from prefect import flow, get_run_logger
 
 from rlcore.errors import RolloutError
-from tasks.lifecycle import ActiveRun, active_run
+from tasks.active_run import ActiveRun, active_run
 from tasks.producers import Supervisor
 
 HURRIED_DRAIN_S = 2.0

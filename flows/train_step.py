@@ -17,14 +17,16 @@ from rlcore.trainer.phases import (
     VALIDATE,
     active_batch_phases,
 )
-from tasks.lifecycle import ActiveRun, active_run
+from tasks.active_run import ActiveRun, active_run
 
 
 @flow(name="train_step", retries=0, persist_result=False, validate_parameters=False)
 async def train_step(first_step: int, last_step: int) -> None:
-    """Run steps `first_step` to `last_step` of the active run."""
+    """Run steps `first_step` to `last_step`; fewer when the run is suspended or time is over."""
     run = active_run()
     for step in range(first_step, last_step + 1):
+        if step > first_step and (run.is_over or await run.between_steps.gate() is not None):
+            return
         await run_step(run, step)
 
 
@@ -41,6 +43,7 @@ async def run_step(run: ActiveRun, step: int) -> None:
         await run.hook("on_sample_end")
         for phase in active_batch_phases(trainer):
             await run.phase(phase, batch, inner_step=inner_step)
+    run.end_here_if_time_is_over()
     if run.is_save_due(step):
         await run.phase(SAVE_CHECKPOINT)  # its ledger is written as if the step were committed
     await run.phase(COMMIT_STEP)
@@ -61,6 +64,13 @@ async def start_run(step: int) -> None:
     await run.hook("on_train_begin")
     if step == 0 or run.config.trainer.val_only:
         await run.end_step()  # of a later step there is a report already
+
+
+@flow(name="save_run", flow_run_name="save-after-{step:04d}", retries=0, persist_result=False)
+async def save_run(step: int) -> None:
+    """Save a run that is suspended, on a page of its own."""
+    del step
+    await active_run().phase(SAVE_CHECKPOINT)
 
 
 @flow(name="end_run", flow_run_name="end-after-{step:04d}", retries=0, persist_result=False)

@@ -10,6 +10,10 @@
   x DeviceLockError (RuntimeError)        another run holds the devices; names it
   x RolloutError (RuntimeError)           generation or an agent loop failed
     - TooManyFailuresError                over `reward.max_failure_ratio` of sessions failed
+    - RewardError                         a reward function raised, or its process died
+      . RewardTimeoutError (TimeoutError) it took longer than `reward.timeout` and was killed
+    - ToolError                           a tool raised, or its process died
+      . ToolTimeoutError (TimeoutError)   it took longer than `multi_turn.tool_timeout`
   x NonFiniteLossError (RuntimeError)     too many non-finite optimizer steps in a row
   x StateChangeError (RuntimeError)       a phase body changed an attribute other than `state`
   x WeightSyncError (RuntimeError)        a weight update was not committed
@@ -70,6 +74,22 @@ class RolloutError(RLCoreError, RuntimeError):
 
 class TooManyFailuresError(RolloutError):
     """A larger share of sessions failed than the configuration allows."""
+
+
+class RewardError(RolloutError):
+    """A reward function raised or its process died; the message has its traceback."""
+
+
+class RewardTimeoutError(RewardError, TimeoutError):
+    """A reward function took too long; its process was killed."""
+
+
+class ToolError(RolloutError):
+    """A tool raised or its process died; the message has its traceback."""
+
+
+class ToolTimeoutError(ToolError, TimeoutError):
+    """A tool took too long."""
 
 
 class NonFiniteLossError(RLCoreError, RuntimeError):

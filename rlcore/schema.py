@@ -41,10 +41,16 @@ _ROWS: list[tuple[str, Literal["int64", "float32"], Length, str, str]] = [
      "log-probs under the weights at the start of the step"),
     ("entropy", "float32", "T", "compute_old_log_probs",
      "entropy of the token distribution, nats"),
+    ("values", "float32", "T", "compute_values",
+     "the critic's value of the state before the token"),
     ("advantages", "float32", "T", "compute_advantage",
      "0 where response_mask is 0"),
     ("returns", "float32", "T", "compute_advantage",
      "0 where response_mask is 0"),
+    ("rollout_is_weights", "float32", "T", "compute_advantage",
+     "importance weights of rollout correction, 0 where train_mask is 0"),
+    ("train_mask", "int64", "T", "compute_advantage",
+     "response_mask without what rollout correction rejected"),
 ]  # fmt: skip
 
 COLUMNS: dict[str, Column] = {

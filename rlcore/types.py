@@ -64,6 +64,8 @@ class PromptSpec:
     num_sessions: int
     """Attempts at this prompt (rollout.n, or val_kwargs.n)."""
     validate: bool = False
+    repeat: int = 0
+    """How often its epoch had the row before; 0 unless a sampler or a weight repeats rows."""
     fields: dict[str, Any] = field(default_factory=dict[str, Any])
     """The row's other columns: data_source, reward_model, extra_info, agent_name, ..."""
 

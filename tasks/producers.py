@@ -10,7 +10,7 @@ from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
 from rlcore.errors import ActorUnavailableError
 
 if TYPE_CHECKING:
-    from tasks.lifecycle import ActiveRun
+    from tasks.active_run import ActiveRun
 
 POLL_S = 2.0
 REPORT_EVERY_S = 30.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+from prefect import get_run_logger
 from prefect.artifacts import (
     acreate_progress_artifact,
     acreate_table_artifact,
@@ -67,6 +68,7 @@ class Reporter:
         self._folder = folder
         self._total = total_steps
         self._tracking = Tracking(trackers, folder)
+        self._told_failures = 0
         self._artifact: UUID | None = None
         self._rows: list[dict[str, Any]] = []
         self._console = Console(stderr=True)
@@ -95,6 +97,7 @@ class Reporter:
     async def step(self, step: int, metrics: dict[str, float]) -> None:
         """Report a step that is complete, step 0 being the start."""
         self._tracking.log(metrics, step)
+        self._tell_of_failed_trackers()
         self._rows.append({"step": step, **_shown(metrics)})
         self._line(step, metrics)
         if step == 0:
@@ -115,6 +118,12 @@ class Reporter:
                     key="metrics", table=self._rows, description=f"metrics of run {self._run_id}"
                 )
             )
+
+    def _tell_of_failed_trackers(self) -> None:
+        for failure in self._tracking.failures[self._told_failures :]:
+            get_run_logger().error(failure)
+            self.event("tracker.failed", reason=failure)
+        self._told_failures = len(self._tracking.failures)
 
     async def generations(self, step: int, limit: int) -> None:
         """Show the first `limit` responses of a validation (trainer.log_val_generations)."""

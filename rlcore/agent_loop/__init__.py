@@ -2,5 +2,15 @@
 
 from rlcore.agent_loop.base import AgentLoopBase, register
 from rlcore.agent_loop.single_turn import SingleTurnAgentLoop
+from rlcore.agent_loop.tool_agent import ToolAgentLoop
+from rlcore.tools import function_tool
+from rlcore.types import AgentLoopOutput
 
-__all__ = ["AgentLoopBase", "SingleTurnAgentLoop", "register"]
+__all__ = [
+    "AgentLoopBase",
+    "AgentLoopOutput",
+    "SingleTurnAgentLoop",
+    "ToolAgentLoop",
+    "function_tool",
+    "register",
+]

@@ -12,6 +12,7 @@ from rlcore.config.data import DataConfig
 from rlcore.data.tokenizer import encode_chat
 from rlcore.registry import Registry
 from rlcore.rollout.client import SessionClient
+from rlcore.tools.toolbox import Toolbox
 from rlcore.types import AgentLoopOutput
 
 AGENT_LOOPS: Registry[type["AgentLoopBase"]] = Registry("agent loop")
@@ -39,7 +40,20 @@ class AgentLoopBase(ABC):
         server_manager: Samples one turn per `generate(request_id, prompt_ids, sampling_params)`.
         tokenizer: The model's.
         loop: The worker's event loop, for `run_in_executor`.
+        tools: The run's tools, given by the worker before `run`.
     """
+
+    tools: Toolbox
+
+    @classmethod
+    def check_at_start(cls, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Check what sessions of this loop need, before the first one; return notices.
+
+        Raises:
+            ConfigError: no session could succeed; says why.
+        """
+        del config, tokenizer
+        return []
 
     def __init__(
         self,
@@ -74,6 +88,18 @@ class AgentLoopBase(ABC):
             One trajectory, or several when the session stores more than one.
         """
 
-    async def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the token ids of a conversation, up to where the model's turn begins."""
-        return encode_chat(self.tokenizer, messages, self.data_config.apply_chat_template_kwargs)
+    async def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation, up to where the model's turn begins.
+
+        Args:
+            messages: The conversation.
+            tools: OpenAI function schemas for the template.
+        """
+        kwargs = self.data_config.apply_chat_template_kwargs
+        if tools:
+            kwargs = {**kwargs, "tools": list(tools)}
+        return encode_chat(self.tokenizer, messages, kwargs)

@@ -2,19 +2,21 @@
 
 import asyncio
 import logging
+import time
 import traceback
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlcore.agent_loop.base import AGENT_LOOPS
+from rlcore.agent_loop.choice import AgentLoopChooser
 from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row, make_tag
 from rlcore.config import RunConfig
 from rlcore.errors import FencedError, TransientError
-from rlcore.reward.function import Reward, RewardFunction, check_result, compute_reward
+from rlcore.reward.function import Reward, RewardTask, check_result
+from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient, SessionClient
+from rlcore.tools.toolbox import Toolbox
 from rlcore.types import AgentLoopOutput, PromptSpec, SessionRecord
 
 logger = logging.getLogger(__name__)
@@ -38,17 +40,34 @@ class SessionRunner:
         config: RunConfig,
         client: LLMServerClient,
         tokenizer: PreTrainedTokenizerBase,
-        reward_function: RewardFunction,
+        rewards: RewardScorer,
         stop_token_ids: list[int],
-        reward_pool: Executor,
     ) -> None:
         self._config = config
         self._client = client
         self._tokenizer = tokenizer
-        self._reward_function = reward_function
+        self._rewards = rewards
         self._stop_token_ids = stop_token_ids
-        self._reward_pool = reward_pool
         self._deadline_s = config.deadlines.session
+        self._toolbox = Toolbox(config)
+        agent = config.actor_rollout_ref.rollout.agent
+        self._agent_loops = AgentLoopChooser(agent.default_agent_loop, agent.agent_loop_config_path)
+
+    async def start(self) -> None:
+        """Get ready, and tell what the default agent loop has to say about this run.
+
+        Raises:
+            ConfigError: the reward function or the agent loop cannot be used.
+        """
+        loop_class = self._agent_loops.choose(None).loop_class
+        for notice in loop_class.check_at_start(self._config, self._tokenizer):
+            logger.warning("%s", notice)
+        await self._rewards.start()
+
+    async def close(self) -> None:
+        """End the processes of rewards and tools."""
+        await self._rewards.close()
+        await self._toolbox.close()
 
     async def run(self, spec: PromptSpec, session_id: int) -> SessionResult:
         """Run one session to its end.
@@ -72,7 +91,9 @@ class SessionRunner:
         try:
             async with deadline:
                 outputs = await self._run_loop(spec, session_id, server)
+                started = time.monotonic()
                 reward = await self._score(spec, outputs[-1])
+                outputs[-1].metrics["compute_score"] = time.monotonic() - started
             return _finished(spec, session_id, outputs, reward)
         except (TransientError, FencedError):
             raise
@@ -93,14 +114,15 @@ class SessionRunner:
     async def _run_loop(
         self, spec: PromptSpec, session_id: int, server: SessionClient
     ) -> list[AgentLoopOutput]:
-        agent = self._config.actor_rollout_ref.rollout.agent
-        loop_class = AGENT_LOOPS.get(spec.fields.get("agent_name") or agent.default_agent_loop)
-        loop = loop_class(
+        choice = self._agent_loops.choose(spec.fields.get("agent_name"))
+        loop = choice.loop_class(
             trainer_config=self._config,
             server_manager=server,
             tokenizer=self._tokenizer,
             data_config=self._config.data,
+            **choice.kwargs,
         )
+        loop.tools = self._toolbox
         row = {
             **spec.fields,
             "raw_prompt": spec.raw_prompt,
@@ -113,7 +135,7 @@ class SessionRunner:
         result = await loop.run(self.sampling_params(spec.validate), **row)
         outputs = result if isinstance(result, list) else [result]
         if not outputs:
-            raise ValueError(f"agent loop {loop_class.__name__} returned an empty list")
+            raise ValueError(f"agent loop {choice.loop_class.__name__} returned an empty list")
         data = self._config.data
         for output in outputs:
             check_output(
@@ -143,13 +165,28 @@ class SessionRunner:
             return check_result({"score": output.reward_score, **extra})
         text = self._tokenizer.decode(output.response_ids, skip_special_tokens=True)
         assert isinstance(text, str)  # one sequence gives one text
-        return await compute_reward(self._reward_function, text, spec.fields, self._reward_pool)
+        return await self._rewards.score(
+            RewardTask(
+                data_source=spec.fields["data_source"],
+                solution_str=text,
+                ground_truth=spec.fields["reward_model"]["ground_truth"],
+                extra_info={
+                    **(spec.fields.get("extra_info") or {}),
+                    "phase": "validate" if spec.validate else "train",
+                    "global_steps": spec.global_step,
+                    "num_turns": output.num_turns,
+                    "tool_rewards": output.extra_fields.get("tool_rewards", []),
+                },
+                num_tokens=len(output.response_ids),
+            )
+        )
 
 
 def prompt_identity(spec: PromptSpec) -> str:
     """Name a prompt within its run: without the run id, so that a repeated run samples the same."""
     split = spec.partition_id.rpartition("/")[2]
-    return f"{split}/{spec.epoch}/{spec.index}"
+    identity = f"{split}/{spec.epoch}/{spec.index}"
+    return f"{identity}/{spec.repeat}" if spec.repeat else identity
 
 
 def describe(spec: PromptSpec) -> str:
@@ -169,7 +206,10 @@ def _finished(
         record=SessionRecord(
             session_id=session_id,
             keys=[f"{spec.uid}_{session_id}_{index}" for index in range(len(rows))],
-            tags=[make_tag(row, spec.global_step) for row in rows],
+            tags=[
+                {**make_tag(row, spec.global_step), "num_turns": output.num_turns}
+                for row, output in zip(rows, outputs, strict=True)
+            ],
             reward=reward.score,
             reward_extra=reward.extra,
             num_turns=outputs[-1].num_turns,

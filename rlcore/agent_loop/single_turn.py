@@ -5,6 +5,7 @@ import uuid
 from typing import Any
 
 from rlcore.agent_loop.base import AgentLoopBase, register
+from rlcore.data.tokenizer import cut_prompt
 from rlcore.types import AgentLoopOutput
 
 
@@ -14,7 +15,9 @@ class SingleTurnAgentLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Return the one trajectory of the session."""
-        prompt_ids = await self.apply_chat_template(row["raw_prompt"])
+        data = self.data_config
+        whole = await self.apply_chat_template(row["raw_prompt"])
+        prompt_ids = cut_prompt(whole, data.max_prompt_length, data.truncation)
         begin = time.monotonic()
         output = await self.server_manager.generate(uuid.uuid4().hex, prompt_ids, sampling_params)
         return AgentLoopOutput(

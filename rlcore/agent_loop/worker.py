@@ -12,27 +12,23 @@ import asyncio
 import contextlib
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from rlcore.agent_loop.base import AGENT_LOOPS
 from rlcore.agent_loop.clients import LeaseRenewer, WorkerLedger, WorkerQueue
 from rlcore.agent_loop.session import SessionResult, SessionRunner, describe
 from rlcore.agent_loop.writer import RowWriter
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import stop_token_ids
 from rlcore.errors import FencedError
-from rlcore.reward.function import RewardFunction
+from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient
 from rlcore.types import PromptSpec
 
 __all__ = ["AgentLoopWorker", "WorkerStatus", "WorkerTimes"]
 
 logger = logging.getLogger(__name__)
-
-REWARD_THREADS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +94,7 @@ class AgentLoopWorker:
         queue: WorkerQueue,
         client: LLMServerClient,
         tokenizer: PreTrainedTokenizerBase,
-        reward_function: RewardFunction,
+        rewards: RewardScorer,
         times: WorkerTimes | None = None,
     ) -> None:
         """Make a worker; it does nothing until `run_forever`.
@@ -107,26 +103,24 @@ class AgentLoopWorker:
             ConfigError: the default agent loop is not registered.
         """
         rollout = config.actor_rollout_ref.rollout
-        AGENT_LOOPS.get(rollout.agent.default_agent_loop)
         self.worker_id = worker_id
         self._times = times or WorkerTimes()
         self._ledger = ledger
         self._client = client
         self._writer = RowWriter(queue)
         self._leases = LeaseRenewer(ledger, worker_id, self._times.renew_interval_s)
-        self._reward_pool = ThreadPoolExecutor(REWARD_THREADS, thread_name_prefix="reward")
         self._sessions = SessionRunner(
             config,
             client,
             tokenizer,
-            reward_function,
+            rewards,
             stop_token_ids(config.actor_rollout_ref.model.path, tokenizer),
-            self._reward_pool,
         )
         # Twice the slots of all replicas: enough that no slot waits for a prompt.
         slots = 2 * rollout.max_num_seqs * rollout.num_replicas
         self._max_sessions = max(1, slots // rollout.agent.num_workers)
         self._sessions_per_prompt = max(rollout.n, rollout.val_kwargs.n)
+        self._is_prepared = False
         self._stopping = asyncio.Event()
         self._drain_s = 0.0
         self._changed = asyncio.Event()
@@ -136,15 +130,27 @@ class AgentLoopWorker:
         self._first_claim: float | None = None
         self._last_error = ""
 
+    async def prepare(self) -> None:
+        """Start what sessions need; `run_forever` does it where it was not done.
+
+        Raises:
+            ConfigError: the reward function, the tools or the agent loop cannot be used.
+        """
+        if not self._is_prepared:
+            await self._sessions.start()
+            self._is_prepared = True
+
     async def run_forever(self) -> None:
         """Work until `stop`; what is held at the end goes back to pending.
 
         Raises:
             TransientError: a collaborator is not there or does not answer.
             FencedError: a newer attempt of the run has begun.
+            ConfigError: the reward function cannot be loaded.
         """
         self._leases.start()
         try:
+            await self.prepare()
             while not self._stopping.is_set():
                 self._raise_failure()
                 self._drop_lost()
@@ -160,7 +166,7 @@ class AgentLoopWorker:
         finally:
             self._leases.stop()
             await self._cancel_all()
-            self._reward_pool.shutdown(wait=False, cancel_futures=True)
+            await self._sessions.close()
         await self._ledger.release_worker(self.worker_id)
 
     def stop(self, drain_s: float = 0.0) -> None:

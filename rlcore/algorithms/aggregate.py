@@ -12,16 +12,18 @@ Legend: B rows (trajectories), T response positions, n_b valid tokens of row b, 
 
 N and S are totals of the whole optimizer step, given by the caller; then the losses of its
 micro-batches sum to the loss of the undivided batch, without further division. Difference from
-verl: the rows counted in S are those with a valid token, as in the numerator.
+verl: the rows counted in S are those with a valid token, as in the numerator. A divisor of 0
+gives 0.
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from rlcore.algorithms.masked import select
+from rlcore.algorithms.choices import check_choice
+from rlcore.algorithms.masked import is_nonempty, masked_sum, row_mean, select
 
 AggMode = Literal[
     "token-mean",
@@ -56,29 +58,29 @@ def agg_loss(
     Raises:
         ValueError: unknown mode.
     """
-    if mode not in get_args(AggMode):
-        raise ValueError(f"unknown loss_agg_mode {mode!r}; known: {', '.join(get_args(AggMode))}")
-    values = select(x, mask)
+    check_choice("loss_agg_mode", mode, get_args(AggMode))
     if mode == "token-sum":
-        return dp_size * values.sum()
-    num_valid = mask.bool().sum(-1)
+        return dp_size * masked_sum(x, mask)
     if mode == "token-mean":
-        total = int(num_valid.sum()) if batch_num_tokens is None else batch_num_tokens
-        return dp_size * values.sum() / max(total, 1)
-    row_values = values.sum(-1)
-    if mode == "seq-mean-token-mean":
-        row_values = row_values / num_valid.clamp(min=1)
-    num_rows = int((num_valid > 0).sum()) if global_batch_size is None else global_batch_size
-    loss = dp_size * row_values.sum() / max(num_rows, 1)
+        total = _total(mask.bool()) if batch_num_tokens is None else batch_num_tokens
+        return _quotient(dp_size * masked_sum(x, mask), total)
+    rows = row_mean(x, mask) if mode == "seq-mean-token-mean" else select(x, mask).sum(-1)
+    num_rows = _total(is_nonempty(mask)) if global_batch_size is None else global_batch_size
+    loss = _quotient(dp_size * rows.sum(), num_rows)
     if mode == "seq-mean-token-sum-norm":
-        loss = loss / max(loss_scale_factor or mask.shape[-1], 1e-12)
+        loss = _quotient(loss, loss_scale_factor or mask.shape[-1])
     return loss
 
 
-def batch_totals(mask: Shaped[Tensor, "B T"]) -> dict[str, Any]:
+def batch_totals(mask: Shaped[Tensor, "B T"]) -> dict[str, int]:
     """Return the totals of an optimizer step as keyword arguments of `agg_loss`."""
-    num_valid = torch.as_tensor(mask).bool().sum(-1)
-    return {
-        "batch_num_tokens": int(num_valid.sum()),
-        "global_batch_size": int((num_valid > 0).sum()),
-    }
+    return {"batch_num_tokens": _total(mask.bool()), "global_batch_size": _total(is_nonempty(mask))}
+
+
+def _total(flags: Tensor) -> int:
+    return int(flags.sum())
+
+
+def _quotient(x: Tensor, divisor: float) -> Tensor:
+    """Return x / divisor; 0 with gradient 0 if the divisor is 0."""
+    return x / divisor if divisor else select(x, torch.zeros_like(x))

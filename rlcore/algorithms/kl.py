@@ -1,10 +1,18 @@
 """Estimators of KL(pi || ref) from the log-probs of sampled tokens.
 
-With d = logp - ref_logp: k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) + d - 1 (>= 0). "k1+" and
-"k3+" have the value of k1 and k3 and the gradient of k2, which is d: the unbiased gradient of the
-KL on-policy (http://joschu.net/blog/kl-approx.html names the estimators). Difference from verl:
-`value_clamp` (verl's low_var_kl: 10) is off, since it switches the penalty off exactly where the
-policy is far away.
+Legend: d = logp - ref_logp.
+
+| kind | value | gradient by logp |
+|---|---|---|
+| k1 | d | 1, whatever the reference: for rewards only |
+| abs | abs(d) | sign(d) |
+| k2 | d^2 / 2 | d |
+| k3 | exp(-d) + d - 1 (>= 0) | 1 - exp(-d), biased |
+| k1+, k3+ | of k1, k3 | d: the unbiased gradient of the KL on-policy |
+
+http://joschu.net/blog/kl-approx.html names the estimators; the importance-weighted form is
+DeepSeek-V3.2's, https://arxiv.org/abs/2512.02556. Difference from verl: `value_clamp` (its
+low_var_kl: 10) is off, since it switches the penalty off exactly where the policy is far away.
 """
 
 from typing import Literal, get_args
@@ -13,7 +21,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from rlcore.algorithms.masked import select
+from rlcore.algorithms.choices import check_choice
+from rlcore.algorithms.masked import constant, select
+from rlcore.algorithms.ratio import LOG_RATIO_LIMIT, probability_ratio
 
 KLKind = Literal["k1", "abs", "k2", "k3", "k1+", "k3+"]
 
@@ -31,15 +41,14 @@ def kl_estimate(
         logp: log-probs of the policy.
         ref_logp: log-probs of the reference, constant.
         mask: valid tokens.
-        kind: estimator, see the module.
-        value_clamp: caps the value on both sides (gradient 0 there).
+        kind: estimator, see the module. k3 takes d as at most 20 in size.
+        value_clamp: caps the value on both sides (gradient 0 there; "+" kinds keep theirs).
 
     Raises:
         ValueError: unknown kind.
     """
-    if kind not in get_args(KLKind):
-        raise ValueError(f"unknown KL estimator {kind!r}; known: {', '.join(get_args(KLKind))}")
-    d = select(logp, mask) - select(ref_logp, mask).detach()
+    check_choice("KL estimator", kind, get_args(KLKind))
+    d = select(logp, mask) - constant(ref_logp, mask)
     value = _value(d, kind.removesuffix("+"))
     if value_clamp is not None:
         value = value.clamp(-value_clamp, value_clamp)
@@ -49,6 +58,31 @@ def kl_estimate(
     return value
 
 
+def kl_importance_weighted(
+    logp: Float[Tensor, "B T"],
+    old_logp: Float[Tensor, "B T"],
+    ref_logp: Float[Tensor, "B T"],
+    mask: Shaped[Tensor, "B T"],
+    kind: KLKind = "k3",
+) -> Float[Tensor, "B T"]:
+    """Return pi / pi_old times the estimate, per token: unbiased for samples of pi_old.
+
+    The ratio is differentiable; where pi = pi_old the gradient of "k3" is d.
+
+    Args:
+        logp: log-probs of the policy.
+        old_logp: log-probs of the policy that sampled, constant.
+        ref_logp: log-probs of the reference, constant.
+        mask: valid tokens.
+        kind: estimator of `kl_estimate`.
+
+    Raises:
+        ValueError: unknown kind.
+    """
+    ratio = probability_ratio(old_logp, logp, mask)
+    return select(ratio, mask) * kl_estimate(logp, ref_logp, mask, kind)
+
+
 def _value(d: Tensor, kind: str) -> Tensor:
     if kind == "k1":
         return d
@@ -56,4 +90,6 @@ def _value(d: Tensor, kind: str) -> Tensor:
         return d.abs()
     if kind == "k2":
         return d * d / 2
-    return torch.exp((-d).clamp(-20.0, 20.0)) + d - 1
+    bounded = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    # expm1 keeps the small values that exp(-d) - 1 + d loses to cancellation.
+    return torch.expm1(-bounded) + bounded

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from rlcore.algorithms.masked import masked_mean, select
+from rlcore.algorithms.masked import is_nonempty, masked_mean, row_mean, select
+from rlcore.algorithms.ratio import LOG_RATIO_LIMIT
 
 
 @torch.no_grad()
@@ -29,24 +30,20 @@ def offpolicy_metrics(
     """
     train, rollout = select(train_logp, mask).double(), select(rollout_logp, mask).double()
     d = train - rollout
-    num_valid = mask.bool().sum(-1)
-    is_row = num_valid > 0
-    chi2_seq = (2 * d.sum(-1).clamp(-20, 20)).exp() - 1
+    bounded = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    is_row = is_nonempty(mask)
+    chi2_seq = (2 * d.sum(-1).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)).expm1()
     difference = (train.exp() - rollout.exp()).abs()
     mean_difference = masked_mean(difference, mask)
     values = {
         "kl": masked_mean(-d, mask),
-        "k3_kl": masked_mean(d.clamp(-20, 20).exp() - 1 - d, mask),
-        "chi2_token": masked_mean((2 * d.clamp(-20, 20)).exp() - 1, mask),
+        "k3_kl": masked_mean(bounded.expm1() - bounded, mask),
+        "chi2_token": masked_mean((2 * bounded).expm1(), mask),
         "chi2_seq": masked_mean(chi2_seq, is_row),
-        "training_ppl": masked_mean(_perplexity(train, num_valid), is_row),
-        "rollout_ppl": masked_mean(_perplexity(rollout, num_valid), is_row),
+        "training_ppl": masked_mean((-row_mean(train, mask)).exp(), is_row),
+        "rollout_ppl": masked_mean((-row_mean(rollout, mask)).exp(), is_row),
         "probs_diff_mean": mean_difference,
         "probs_diff_max": select(difference, mask).amax() if difference.numel() else d.sum(),
         "probs_diff_std": masked_mean((difference - mean_difference).square(), mask).sqrt(),
     }
     return {name: value.item() for name, value in values.items()}
-
-
-def _perplexity(logp: Tensor, num_valid: Tensor) -> Tensor:
-    return torch.exp(-logp.sum(-1) / num_valid.clamp(min=1))

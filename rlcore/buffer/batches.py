@@ -1,7 +1,7 @@
 """What goes into the ledger and what comes out, checked and put together without changing it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlcore.buffer.ledger_state import Lease, Partition, Prompt
@@ -14,11 +14,8 @@ def build_batch(lease: Lease, prompts: Sequence[Prompt]) -> SampledBatch:
     keys: list[str] = []
     tags: list[dict[str, Any]] = []
     for prompt in prompts:
-        for session in prompt.sessions:
-            if session.is_failed:
-                continue
-            keys += session.keys
-            tags += [_batch_tag(prompt.uid, session, tag) for tag in session.tags]
+        keys += prompt.keys
+        tags += [_batch_tag(uid, session, tag) for uid, session, _, tag in _rows(prompt)]
     return SampledBatch(
         lease_id=lease.lease_id,
         global_step=lease.global_step,
@@ -34,6 +31,20 @@ def build_batch(lease: Lease, prompts: Sequence[Prompt]) -> SampledBatch:
     )
 
 
+def row_tags(prompt: Prompt) -> list[dict[str, Any]]:
+    """Return the tag of every row of a settled prompt as a batch would hold it, with its key."""
+    return [
+        {**_batch_tag(uid, session, tag), "key": key} for uid, session, key, tag in _rows(prompt)
+    ]
+
+
+def _rows(prompt: Prompt) -> Iterator[tuple[str, SessionRecord, str, dict[str, Any]]]:
+    for session in prompt.sessions:
+        if not session.is_failed:
+            for key, tag in zip(session.keys, session.tags, strict=True):
+                yield prompt.uid, session, key, tag
+
+
 def _batch_tag(uid: str, session: SessionRecord, tag: dict[str, Any]) -> dict[str, Any]:
     return {
         **tag,
@@ -45,9 +56,26 @@ def _batch_tag(uid: str, session: SessionRecord, tag: dict[str, Any]) -> dict[st
 
 
 def window_metrics(partition: Partition) -> dict[str, float]:
-    """Return counts and share of failed sessions since the partition's last sampled batch."""
+    """Return failures and evictions since the partition's last sampled batch (verl's names)."""
     settled = partition.window_sessions
+    prefix = f"{'validation' if partition.validate else 'training'}/off_policy"
+    evicted = partition.window_evicted
+    spans = partition.window_stale_spans
+    stale: dict[str, float] = {}
+    if spans:
+        # verl counts staleness, which is span - 1.
+        stale = {
+            "mean": sum(spans) / len(spans) - 1,
+            "max": float(max(spans) - 1),
+            "min": float(min(spans) - 1),
+        }
     return {
+        f"{prefix}/evicted_samples": float(evicted.get("stale", 0)),
+        f"{prefix}/evicted_tokens": float(partition.window_stale_tokens),
+        f"{prefix}/filter_groups/evicted_samples": float(evicted.get("filtered", 0)),
+        f"{prefix}/filter_groups/discarded_surplus_samples": float(evicted.get("discarded", 0)),
+        f"{prefix}/rollout_failure/evicted_samples": float(evicted.get("failed", 0)),
+        **{f"{prefix}/evicted_samples_staleness/{kind}": value for kind, value in stale.items()},
         "rollout/settled_sessions": float(settled),
         "rollout/failed_sessions": float(partition.window_failed_sessions),
         "rollout/failed_groups": float(partition.window_failed_groups),

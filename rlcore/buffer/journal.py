@@ -79,6 +79,11 @@ def read_journal(path: str | Path) -> Iterator[Event]:
                 raise CheckpointError(f"{path} line {number} is not JSON: {error}") from error
 
 
+def has_events(path: str | Path) -> bool:
+    """Whether a ledger has written to the journal at `path` before."""
+    return Path(path).is_file() and any(True for _ in read_journal(path))
+
+
 def _whole_length(path: Path) -> int:
     """Return the length of the file up to and including its last line end."""
     with path.open("rb") as file:

@@ -28,6 +28,10 @@ class WeightSource(Protocol):
         """Write the weights where replicas can read them; the same state keeps its version."""
         ...
 
+    def published_weights(self) -> WeightMeta | None:
+        """Return what was written last, also while it trains; None: nothing yet."""
+        ...
+
 
 class Replica(Protocol):
     """One LLM server as the transaction needs it; every call has a deadline of its own."""

@@ -160,7 +160,9 @@ class CheckpointEngineManager:
         """
         key = self._key()
         with self._lock:
-            meta = self._committed(set(replicas)) or self.training.publish_weights(key)
+            meta = self._committed(set(replicas)) or self.training.published_weights()
+            # Only before the first update: what the trainer has now may be between two steps.
+            meta = meta or self.training.publish_weights(key)
             self._transact(key, meta, dict(replicas), len(replicas))
             self.replicas.update(replicas)
         logger.info("%s joined with weight version %d", ", ".join(sorted(replicas)), meta.version)

@@ -41,6 +41,18 @@ def hold_segment(path: Path, wait_s: float = HOLD_S) -> int:
         time.sleep(0.1)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the segment; another user's counts as held."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except (FileNotFoundError, PermissionError):
+        return True
+    try:
+        return not _is_locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def remove_leftovers(directory: str | Path) -> list[Path]:
     """Remove the segments whose owners are dead; return which."""
     removed: list[Path] = []

@@ -21,8 +21,8 @@ from rlcore.errors import (
     RolloutError,
     TransientError,
 )
-from rlcore.reward.function import load_reward_function
-from rlcore.rollout.client import LLMServerClient
+from rlcore.reward.loop import RewardLoopManager
+from rlcore.rollout.client import FLUSH_INTERVAL_S, LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.types import PromptSpec, SessionRecord, TokenOutput
 from rlcore.user_code import load_user_modules
@@ -134,9 +134,10 @@ class AgentLoopWorkerActor:
         self._worker_id = worker_id
         self._ledger = RayWorkerLedger(ledger, attempt, deadline_s)
         self._queue = RayWorkerQueue(queue_host, attempt, deadline_s)
+        self._is_deterministic = config.actor_rollout_ref.rollout.full_determinism
         self._router = Router(
             _wrap(replicas),
-            full_determinism=config.actor_rollout_ref.rollout.full_determinism,
+            full_determinism=self._is_deterministic,
             empty_deadline_s=config.deadlines.start,
         )
         self._worker: AgentLoopWorker | None = None
@@ -149,7 +150,7 @@ class AgentLoopWorkerActor:
         mistake in the user's code would look like a fault that a retry may cure.
 
         Raises:
-            ConfigError: a user's module or function, or the tokenizer, cannot be loaded.
+            ConfigError: a user's module or function, a tool or the tokenizer cannot be loaded.
         """
         if self._running is not None:
             return
@@ -160,10 +161,16 @@ class AgentLoopWorkerActor:
             self._worker_id,
             ledger=self._ledger,
             queue=self._queue,
-            client=LLMServerClient(self._router, self._config.rollout_seed),
+            client=LLMServerClient(
+                self._router,
+                self._config.rollout_seed,
+                # The keys of a half are prefilled, which may round otherwise than decoding.
+                flush_interval_s=None if self._is_deterministic else FLUSH_INTERVAL_S,
+            ),
             tokenizer=load_tokenizer(model.path, model.trust_remote_code),
-            reward_function=load_reward_function(self._config),
+            rewards=RewardLoopManager(self._config),
         )
+        await self._worker.prepare()
         self._running = asyncio.create_task(self._worker.run_forever())
 
     async def status(self) -> WorkerStatus:

@@ -7,7 +7,9 @@
 | wait_settled   | the last running prompt    | settle                                            |
 | expiry         | the next lease's end       | its time; a claim or renewal that changes it      |
 
-Needs no torch. The actor is not restarted by Ray: the attempt dies with it and resumes.
+Needs no torch. Ray starts an actor whose process died anew under the same handle; it goes on from
+its journal, with fresh leases. Who called meanwhile gets ActorUnavailableError and calls again: a
+phase by its retry, a worker by being replaced.
 """
 
 import asyncio
@@ -18,7 +20,9 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from rlcore.buffer.journal import has_events
 from rlcore.buffer.ledger import Ledger
+from rlcore.buffer.policy import SamplePolicy
 from rlcore.cluster.calls import wait_for_reply
 from rlcore.errors import DeadlineExceededError, FencedError
 from rlcore.types import CallKey, PromptSpec, PromptStatus, SampledBatch, SessionRecord
@@ -27,12 +31,20 @@ MAX_NAMED_PROMPTS = 20
 """How many prompts the message of an overdue wait names."""
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+MAX_RESTARTS = 5
+"""How often Ray starts a ledger anew that died; then the attempt ends as crashed."""
+
+
+@ray.remote(num_cpus=0, max_restarts=MAX_RESTARTS, max_task_retries=0)
 class LedgerActor:
     """One ledger; its methods answer in the order in which they arrive."""
 
     def __init__(self, run_id: str, journal_path: str, attempt: int, **options: Any) -> None:
-        self._ledger = Ledger(run_id, journal_path, attempt, **options)
+        if has_events(journal_path):
+            self._ledger = Ledger.recover(journal_path, **options)
+            self._ledger.fence(attempt)
+        else:
+            self._ledger = Ledger(run_id, journal_path, attempt, **options)
         # Replaced at every change. A waiter takes it before it looks, so that no change is missed.
         self._changed = asyncio.Event()
         self._expiry: asyncio.Task[None] | None = None
@@ -100,12 +112,18 @@ class LedgerActor:
         return self._ledger.sample(key, partition_id, batch_size)
 
     async def wait_sample(
-        self, key: CallKey, partition_id: str, batch_size: int, deadline_s: float
+        self,
+        key: CallKey,
+        partition_id: str,
+        batch_size: int,
+        deadline_s: float,
+        policy: SamplePolicy = SamplePolicy(),  # noqa: B008  frozen
+        lease: bool = True,
     ) -> SampledBatch | None:
-        """Wait for a full batch.
+        """Wait for a full batch; see Ledger.sample.
 
         Returns:
-            None when groups were given up and prompts must be fed first (see `needs_refill`).
+            None when groups were evicted and prompts must be fed first (see `needs_refill`).
 
         Raises:
             DeadlineExceededError: overdue; names uids, states, ages and owners.
@@ -114,8 +132,8 @@ class LedgerActor:
         ends = time.monotonic() + deadline_s
         while True:
             changed = self._changed
-            batch = self._ledger.sample(key, partition_id, batch_size)
-            if batch is not None or self._ledger.needs_refill(partition_id):
+            batch = self._ledger.sample(key, partition_id, batch_size, policy, lease=lease)
+            if batch is not None or self._ledger.needs_refill(partition_id, policy):
                 return batch
             if not await _is_set_within(changed, ends - time.monotonic()):
                 wanted = f"{batch_size} finished prompts"
@@ -144,9 +162,27 @@ class LedgerActor:
         """See Ledger.leased."""
         return self._ledger.leased(lease_id)
 
-    async def needs_refill(self, partition_id: str) -> int:
+    async def lease(
+        self, key: CallKey, partition_id: str, uids: list[str], policy: SamplePolicy
+    ) -> SampledBatch:
+        """See Ledger.lease."""
+        return self._ledger.lease(key, partition_id, uids, policy)
+
+    async def lease_of(self, key: CallKey, partition_id: str) -> SampledBatch | None:
+        """See Ledger.lease_of."""
+        return self._ledger.lease_of(key, partition_id)
+
+    async def view(self, partition_id: str) -> dict[str, Any]:
+        """See Ledger.view."""
+        return self._ledger.view(partition_id)
+
+    async def needs_refill(
+        self,
+        partition_id: str,
+        policy: SamplePolicy = SamplePolicy(),  # noqa: B008  frozen
+    ) -> int:
         """See Ledger.needs_refill."""
-        return self._ledger.needs_refill(partition_id)
+        return self._ledger.needs_refill(partition_id, policy)
 
     async def mark_trained(self, key: CallKey, global_step: int) -> list[str]:
         """See Ledger.mark_trained."""
@@ -295,12 +331,32 @@ class LedgerClient:
         return self._call("sample", key, partition_id, batch_size)
 
     def wait_sample(
-        self, key: CallKey, partition_id: str, batch_size: int, deadline_s: float
+        self,
+        key: CallKey,
+        partition_id: str,
+        batch_size: int,
+        deadline_s: float,
+        policy: SamplePolicy = SamplePolicy(),  # noqa: B008  frozen
+        *,
+        lease: bool = True,
     ) -> SampledBatch | None:
         """See LedgerActor.wait_sample; the reply has this client's deadline on top."""
-        return self._call(
-            "wait_sample", key, partition_id, batch_size, deadline_s, extra=deadline_s
-        )
+        arguments = (key, partition_id, batch_size, deadline_s, policy, lease)
+        return self._call("wait_sample", *arguments, extra=deadline_s)
+
+    def lease(
+        self, key: CallKey, partition_id: str, uids: Sequence[str], policy: SamplePolicy
+    ) -> SampledBatch:
+        """See Ledger.lease."""
+        return self._call("lease", key, partition_id, list(uids), policy)
+
+    def lease_of(self, key: CallKey, partition_id: str) -> SampledBatch | None:
+        """See Ledger.lease_of."""
+        return self._call("lease_of", key, partition_id)
+
+    def view(self, partition_id: str) -> dict[str, Any]:
+        """See Ledger.view."""
+        return self._call("view", partition_id)
 
     def wait_settled(
         self, key: CallKey, partition_id: str, deadline_s: float
@@ -312,9 +368,13 @@ class LedgerClient:
         """See Ledger.leased."""
         return self._call("leased", lease_id)
 
-    def needs_refill(self, partition_id: str) -> int:
+    def needs_refill(
+        self,
+        partition_id: str,
+        policy: SamplePolicy = SamplePolicy(),  # noqa: B008  frozen
+    ) -> int:
         """See Ledger.needs_refill."""
-        return self._call("needs_refill", partition_id)
+        return self._call("needs_refill", partition_id, policy)
 
     def mark_trained(self, key: CallKey, global_step: int) -> list[str]:
         """See Ledger.mark_trained."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError as ActorRestartingError
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from rlcore.buffer.tenants import Tenant, Tenants
@@ -299,6 +300,8 @@ def _is_dead(witness: ActorHandle | None) -> bool:
         return False
     try:
         ray.get(witness.__ray_ready__.remote(), timeout=PROBE_S)
+    except ActorRestartingError:
+        return False  # it is being started anew
     except RayActorError:
         return True
     except GetTimeoutError:

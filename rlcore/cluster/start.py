@@ -164,7 +164,7 @@ def transfer_settings(config: RunConfig) -> TransferSettings:
     return TransferSettings(
         bucket_bytes=engine.update_weights_bucket_megabytes << 20,
         bucket_deadline_s=config.deadlines.control,
-        options=dict(engine.engine_kwargs.get(engine.backend, {})),
+        options=engine.engine_kwargs.get(engine.backend, {}),
     )
 
 
@@ -209,7 +209,7 @@ class Cluster:
             self._undo.callback(ray.shutdown)
         self.executors = ExecutorPool(
             NUM_EXECUTORS,
-            user_modules=self.config.user_modules,
+            user_modules=self.config.python_files,
             on_fence=self._give_up,
             limits=PoolLimits(start_deadline_s=self.config.deadlines.start),
         )
@@ -308,6 +308,7 @@ class Cluster:
             self.attempt,
             deadline_s=deadlines.queue,
             max_failure_ratio=self.config.reward.max_failure_ratio,
+            capacity=self.config.transfer_queue.backend.SimpleStorage.total_storage_size,
         )
         self._at_end("ledger", ray.kill, self.ledger.handle)
         self.queue_host = start_queue_host(
@@ -326,10 +327,17 @@ class Cluster:
             run_id=self.folder.run_id,
             attempt=self.attempt,
             folder=self.folder.path,
-            total_steps=self.total_steps,
+            total_steps=self.total_steps * self._inner_steps(),
             log_address=self.executors.log_address,
         )
         self._at_end("trainer", self.training.stop)
+
+    def _inner_steps(self) -> int:
+        # Imported here: modes import this package's clients.
+        from rlcore.trainer.modes import get_trainer_cls
+
+        mode = get_trainer_cls(self.config.trainer.v1.trainer_mode)
+        return mode.inner_steps_of(self.config)
 
     def _start_replicas(self) -> None:
         self._start_replica = replica_starter(

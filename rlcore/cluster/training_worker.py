@@ -34,7 +34,8 @@ SHARED_MEMORY = "/dev/shm"
 class TrainingWorkerActor:
     """One rank. Methods run one after the other; see TrainingWorker for what they do and raise.
 
-    Only `give_up` has a lane of its own: it must not wait for the update that it ends.
+    Two have a lane of their own: `give_up` must not wait for the update that it ends, nor a replica
+    that joins for one that trains.
     """
 
     def __init__(self, log_address: LogAddress | None) -> None:
@@ -70,13 +71,18 @@ class TrainingWorkerActor:
         """See TrainingWorker.give_up."""
         self._worker.give_up(key)
 
+    @ray.method(concurrency_group="control")
+    def published_weights(self) -> WeightMeta | None:
+        """See TrainingWorker.published."""
+        return self._worker.published
+
     def compute_log_prob(
-        self, key: CallKey, partition_id: str, batch: SampledBatch
+        self, key: CallKey, partition_id: str, batch: SampledBatch, keeps_start: bool = False
     ) -> dict[str, float]:
         """Write `old_log_probs` and `entropy` of the batch; return their metrics."""
         columns = ["prompts", "responses", "response_mask", "rollout_log_probs"]
         rows = self._queue.get(partition_id, batch.keys, columns)
-        columns_out, metrics = self._worker.compute_log_prob(key, rows)
+        columns_out, metrics = self._worker.compute_log_prob(key, rows, keeps_start=keeps_start)
         self._queue.put(partition_id, batch.keys, columns_out)
         return metrics
 
@@ -84,9 +90,7 @@ class TrainingWorkerActor:
         self, key: CallKey, partition_id: str, batch: SampledBatch
     ) -> dict[str, float]:
         """Make the optimizer steps of one inner step on the batch."""
-        from rlcore.training.update import LOSS_COLUMNS
-
-        rows = self._queue.get(partition_id, batch.keys, LOSS_COLUMNS)
+        rows = self._queue.get(partition_id, batch.keys, self._worker.updater.columns)
         return self._worker.update_actor(key, rows, [tag["uid"] for tag in batch.tags])
 
     def publish_weights(self, key: CallKey, directory: str, dtype: str) -> WeightMeta:
@@ -161,7 +165,12 @@ class TrainingGroup:
         }
 
     def compute_log_prob(
-        self, key: CallKey, partition_id: str, batch: SampledBatch
+        self,
+        key: CallKey,
+        partition_id: str,
+        batch: SampledBatch,
+        *,
+        keeps_start: bool = False,
     ) -> dict[str, float]:
         """Write `old_log_probs` and `entropy` of the batch; return their metrics.
 
@@ -169,7 +178,7 @@ class TrainingGroup:
             FencedError, DataError: see TrainingWorker.compute_log_prob.
             DeadlineExceededError, ActorUnavailableError: a rank does not answer.
         """
-        return self._call("compute_log_prob", key, partition_id, batch)
+        return self._call("compute_log_prob", key, partition_id, batch, keeps_start)
 
     def update_actor(
         self, key: CallKey, partition_id: str, batch: SampledBatch
@@ -190,6 +199,14 @@ class TrainingGroup:
             DeadlineExceededError, ActorUnavailableError: a rank does not answer.
         """
         return self._call("publish_weights", key, SHARED_MEMORY, self.publish_dtype)
+
+    def published_weights(self) -> WeightMeta | None:
+        """Return what was published last, also while it trains; None: nothing yet.
+
+        Raises:
+            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+        """
+        return self._call("published_weights")
 
     def save_checkpoint(self, key: CallKey, folder: Path) -> None:
         """Write the training state to `folder`.

@@ -1,15 +1,20 @@
 """The typed configuration tree with verl's names.
 
-`RunConfig` is verl's tree as frozen pydantic models. A key is one of three: *honoured* (a field of
-`RunConfig`), *satisfied* (asks for what happens anyway: one notice) or *refused* (asks for what is
-not done, with reason and fix). The latter two are listed in `verl_keys.py`, rules between keys in
-`rules.py`. All problems are reported at once, by one `ConfigError`.
+`RunConfig` is verl's tree as frozen pydantic models. A key is one of three: *honoured* (a field
+that is read), *satisfied* (asks for what happens anyway: one notice) or *refused* (asks for what is
+not done, with reason and fix). All problems are reported at once, by one `ConfigError`.
 
-    base data actor rollout trainer run   the tree, one file a section; add a key there
-    rules                                 what must hold between keys
+    base data actor critic algorithm rollout reward queue trainer run
+                                          the tree, one file a section; add a key there
+    pending                               markers of keys that are not read yet
+    names                                 names that ship; users register others
+    arguments corrections deviations      from keys to arguments of algorithms; where verl differs
+    rules rules_*                         what must hold between keys
     verl_keys                             verl's other keys, and refused values
     presets overrides tree load           YAML and `a.b=c` to a checked tree
-    problems report                       how it is told
+    script shell                          scripts of verl's
+    problems report memory model_shape    how it is told, and what a run takes
+    schema docs                           JSON Schema, README tables
 
 Nothing here imports torch, ray, prefect or transformers.
 """

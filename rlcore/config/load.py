@@ -34,6 +34,8 @@ class Examination:
     problems: list[Problem]
     notices: list[str]
     source: str
+    tree: Tree
+    """The keys that were given and have fields, as they were written."""
 
 
 def load_config(
@@ -84,11 +86,22 @@ def examine(
         ConfigError: the preset cannot be read at all.
     """
     source, tree = read_preset(preset)
+    return examine_tree(source, merge(tree, config or {}), overrides)
+
+
+def examine_tree(source: str, tree: Tree, overrides: Overrides) -> Examination:
+    """Lay overrides over a raw tree and check the result.
+
+    Args:
+        source: Where the tree came from, for messages.
+        tree: Sections and keys as they were written.
+        overrides: As for `resolve_config`.
+    """
     changes, problems = parse_overrides(overrides) if overrides else ([], [])
     if overrides:
         count = len(changes) + len(problems)
         source += f" with {count} override{'' if count == 1 else 's'}"
-    tree, misplaced = _apply(merge(tree, config or {}), changes)
+    tree, misplaced = apply_overrides(tree, changes)
     tree, of_keys, notices = classify(tree)
     checked, of_values = validate_tree(tree)
     return Examination(
@@ -96,10 +109,12 @@ def examine(
         problems=[*problems, *misplaced, *of_keys, *of_values],
         notices=notices + idle_keys(tree),
         source=source,
+        tree=tree,
     )
 
 
-def _apply(tree: Tree, changes: list[Override]) -> tuple[Tree, list[Problem]]:
+def apply_overrides(tree: Tree, changes: list[Override]) -> tuple[Tree, list[Problem]]:
+    """Return `tree` with the changes made, and the problems of those that name no key."""
     problems: list[Problem] = []
     for change in changes:
         value: Any = change.value

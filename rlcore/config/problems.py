@@ -5,6 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+CROSS_FIELD = "cross_field"
+"""Type of the pydantic error that carries the problems of rules between keys."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:

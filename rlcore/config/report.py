@@ -5,18 +5,23 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from rlcore.config.memory import memory_parts, micro_batch_tokens
+from rlcore.config.model_shape import read_model_shape
 from rlcore.config.problems import show
+from rlcore.config.rules_async import num_warmup_batches, rows_in_flight
+from rlcore.config.rules_devices import pools
 from rlcore.config.run import RunConfig
 from rlcore.config.tree import Tree, get, honoured_fields
 from rlcore.schema import COLUMNS
 
 _BYTES = {"int64": 8, "float32": 4}
+_MIB = 1024**2
 
 
 def settings(config: RunConfig, *, show_all: bool = False) -> dict[str, Any]:
     """Return dotted keys and values: those that differ from the defaults, or all.
 
-    Keys without a default always differ.
+    Keys without a default always differ; keys that are not read are left out.
     """
     tree: Tree = config.model_dump(mode="json")
     return {
@@ -30,40 +35,91 @@ def settings(config: RunConfig, *, show_all: bool = False) -> dict[str, Any]:
 
 def plan(config: RunConfig) -> dict[str, dict[str, Any]]:
     """Return what a run of `config` uses and does, as sections of named values."""
-    data, rollout, trainer = config.data, config.actor_rollout_ref.rollout, config.trainer
+    return {
+        "devices": _devices(config),
+        "step": _step(config),
+        "memory": _memory(config),
+        "run": _run(config),
+        "staleness": _staleness(config),
+        "buffer": _buffer(config),
+    }
+
+
+def _devices(config: RunConfig) -> dict[str, Any]:
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    return {
+        "device": trainer.device,
+        "training_ranks": config.num_ranks,
+        "replicas": rollout.num_replicas,
+        "slots_per_replica": rollout.max_num_seqs,
+        "agent_loop_workers": rollout.agent.num_workers,
+        "pools": ", ".join(
+            f"{name}: {hosts} x {devices}" for name, (hosts, devices) in pools(config).items()
+        ),
+        "threads_per_process": config.ray.num_threads or "all cores",
+        "ray": config.ray.address or f"local cluster with {config.ray.num_cpus} logical CPUs",
+    }
+
+
+def _step(config: RunConfig) -> dict[str, Any]:
+    rollout = config.actor_rollout_ref.rollout
     slots = rollout.max_num_seqs * rollout.num_replicas
     return {
-        "devices": {
-            "device": trainer.device,
-            "training_ranks": trainer.nnodes * trainer.n_gpus_per_node,
-            "replicas": rollout.num_replicas,
-            "slots_per_replica": rollout.max_num_seqs,
-            "agent_loop_workers": rollout.agent.num_workers,
-            "threads_per_process": config.ray.num_threads or "all cores",
-            "ray": config.ray.address or f"local cluster with {config.ray.num_cpus} logical CPUs",
-        },
-        "step": {
-            "prompts": data.train_batch_size,
-            "trajectories": config.num_trajectories,
-            "tokens_at_most": config.num_trajectories * config.max_model_len,
-            "rounds_of_slots": math.ceil(config.num_trajectories / slots),
-            "optimizer_steps": config.num_optimizer_steps,
-            "micro_batches": _micro_batches(config),
-        },
-        "run": {
-            "steps": trainer.total_training_steps or f"{trainer.total_epochs} epochs",
-            "validation": _every(trainer.test_freq),
-            "checkpoints": _every(trainer.save_freq),
-            "folder": str(config.run_folder("<run id>")),
-        },
-        "staleness": {
-            "budget": 0,
-            "why": "sync mode: the weights that sampled a batch are the ones it trains",
-        },
-        "buffer": {
-            "training_rows_at_most": config.num_trajectories,
-            "bytes_at_most": config.num_trajectories * _row_bytes(config),
-        },
+        "prompts": config.data.train_batch_size,
+        "trajectories": config.num_trajectories,
+        "tokens_at_most": config.num_trajectories * config.max_model_len,
+        "rounds_of_slots": math.ceil(config.num_trajectories / slots),
+        "optimizer_steps": config.num_optimizer_steps,
+        "micro_batches": _micro_batches(config),
+        "tokens_per_micro_batch_at_most": micro_batch_tokens(config),
+    }
+
+
+def _memory(config: RunConfig) -> dict[str, Any]:
+    """Sizes in MiB; nothing but a reason where the model folder does not tell its sizes."""
+    folder = config.actor_rollout_ref.model.path
+    shape = read_model_shape(folder)
+    if shape is None:
+        return {"unknown": f"{folder} has no config.json with safetensors beside it"}
+    parts = memory_parts(config, shape)
+    mebibytes = {f"{name}_mib": math.ceil(size / _MIB) for name, size in parts.items()}
+    return {
+        "parameters": shape.num_parameters,
+        **mebibytes,
+        "sum_mib": math.ceil(sum(parts.values()) / _MIB),
+    }
+
+
+def _run(config: RunConfig) -> dict[str, Any]:
+    trainer = config.trainer
+    return {
+        "steps": trainer.total_training_steps or f"{trainer.total_epochs} epochs",
+        "validation": _every(trainer.test_freq),
+        "checkpoints": _every(trainer.save_freq),
+        "folder": str(config.run_folder("<run id>")),
+    }
+
+
+def _staleness(config: RunConfig) -> dict[str, Any]:
+    v1 = config.trainer.v1
+    if v1.trainer_mode == "sync":
+        why = "sync mode: the weights that sampled a batch are the ones it trains"
+        return {"budget": 0, "warm_up_batches": 0, "why": why}
+    limit = v1.sampler.max_off_policy_threshold
+    return {
+        "budget": "none" if limit is None else limit - 1,
+        "warm_up_batches": num_warmup_batches(config),
+        "why": f"max_off_policy_threshold, strategy {v1.sampler.max_off_policy_strategy}",
+    }
+
+
+def _buffer(config: RunConfig) -> dict[str, Any]:
+    rows = rows_in_flight(config)
+    capacity = config.transfer_queue.backend.SimpleStorage.total_storage_size
+    return {
+        "training_rows_at_most": rows,
+        "bytes_at_most": rows * _row_bytes(config),
+        "capacity_rows": "no limit" if capacity is None else capacity,
     }
 
 
@@ -94,11 +150,15 @@ def as_text(config: RunConfig, notices: list[str], source: str, *, show_all: boo
     ).items()]  # fmt: skip
     for section, values in plan(config).items():
         lines += ["", f"{section}:"]
-        lines += [f"  {name.replace('_', ' ')}: {value}" for name, value in values.items()]
+        lines += [f"  {_label(name)}: {value}" for name, value in values.items()]
     if notices:
         lines += ["", "satisfied anyway, or without effect:"]
         lines += [f"  {notice}" for notice in notices]
     return "\n".join(lines)
+
+
+def _label(name: str) -> str:
+    return name.replace("_mib", " (MiB)").replace("_", " ")
 
 
 def as_json(config: RunConfig, notices: list[str], source: str) -> dict[str, Any]:

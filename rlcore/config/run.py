@@ -1,17 +1,22 @@
-"""The whole tree: `RunConfig`, with sections `algorithm` and `reward`."""
+"""The whole tree: `RunConfig`."""
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlcore.config.actor import ActorConfig, ModelConfig
-from rlcore.config.base import Float, Int, PathText, Section
+from rlcore.config.actor import ActorConfig, ModelConfig, RefConfig
+from rlcore.config.algorithm import AlgorithmConfig
+from rlcore.config.base import Section, Seed
+from rlcore.config.critic import CriticConfig
 from rlcore.config.data import DataConfig
+from rlcore.config.pending import CRITIC
+from rlcore.config.problems import CROSS_FIELD
+from rlcore.config.queue import TransferQueueConfig
+from rlcore.config.reward import RewardConfig
 from rlcore.config.rollout import RolloutConfig
-from rlcore.config.rules import CROSS_FIELD, broken_rules
 from rlcore.config.trainer import DeadlinesConfig, RayConfig, TrainerConfig
 
 
@@ -22,45 +27,10 @@ class ActorRolloutRefConfig(Section):
     """The model that is trained."""
     actor: ActorConfig = Field(default_factory=ActorConfig)
     """The policy update."""
+    ref: RefConfig = Field(default_factory=RefConfig)
+    """The frozen reference."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     """The generation side."""
-
-
-class AlgorithmConfig(Section):
-    """From rewards to advantages."""
-
-    adv_estimator: Literal["grpo"] = "grpo"
-    """Advantage estimator (verl: gae, which needs a critic)."""
-    gamma: Float = Field(default=1.0, ge=0, le=1)
-    """Discount; grpo has none."""
-    lam: Float = Field(default=1.0, ge=0, le=1)
-    """Lambda of GAE; grpo has none."""
-    norm_adv_by_std_in_grpo: bool = True
-    """Divide by the group's standard deviation; false: Dr. GRPO."""
-    use_kl_in_reward: Literal[False] = False
-    """Subtract a KL penalty from the reward."""
-
-
-class CustomRewardFunctionConfig(Section):
-    """A reward function of the user's."""
-
-    path: PathText | None = None
-    """Python file; null: the rule registered for the row's data source."""
-    name: str = "compute_score"
-    """Function in that file, sync or async."""
-    reward_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Passed on to the function."""
-
-
-class RewardConfig(Section):
-    """Scores of responses."""
-
-    custom_reward_function: CustomRewardFunctionConfig = Field(
-        default_factory=CustomRewardFunctionConfig
-    )
-    """A reward function of the user's."""
-    max_failure_ratio: Float = Field(default=0.5, ge=0, le=1)
-    """A larger share of failed sessions than this ends the run (ours)."""
 
 
 class RunConfig(Section):
@@ -79,19 +49,25 @@ class RunConfig(Section):
     """The policy."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     """From rewards to advantages."""
+    critic: Annotated[CriticConfig, CRITIC] = Field(default_factory=CriticConfig)
+    """The value model."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Scores of responses."""
+    transfer_queue: TransferQueueConfig = Field(default_factory=TransferQueueConfig)
+    """Where trajectories wait."""
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     """The run itself."""
     deadlines: DeadlinesConfig = Field(default_factory=DeadlinesConfig)
     """When a wait is overdue (ours)."""
     ray: RayConfig = Field(default_factory=RayConfig)
     """The Ray cluster (ours)."""
-    seed: Int = Field(default=0, ge=0)
+    seed: Seed = Field(default=0, ge=0)
     """Seed of everything that has no seed of its own (ours)."""
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> "RunConfig":
+        from rlcore.config.rules import broken_rules  # which walk the tree that is defined here
+
         problems = broken_rules(self)
         if problems:
             raise PydanticCustomError(
@@ -102,18 +78,24 @@ class RunConfig(Section):
         return self
 
     @property
+    def user_modules(self) -> tuple[str, ...]:
+        """Files of the user's that register things: every process of a run loads them."""
+        backend = self.actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module
+        return (*self.trainer.user_modules, *(() if backend is None else (backend,)))
+
+    @property
+    def python_files(self) -> tuple[str, ...]:
+        """Files of the user's that processes with a copy of the trainer load at their start."""
+        sampler = self.trainer.v1.sampler.custom_sampler.path
+        return (*self.user_modules, *(() if sampler is None else (sampler,)))
+
+    @property
     def num_threads(self) -> int:
         """Threads of tensor maths in each process that computes, given or all cores of this host.
 
         Said to torch by number: Ray sets OMP_NUM_THREADS=1 for actors that reserve no CPU.
         """
         return self.ray.num_threads or len(os.sched_getaffinity(0))
-
-    @property
-    def user_modules(self) -> list[str]:
-        """Python files of the user that register things, loaded in every process of a run."""
-        backend_module = self.actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module
-        return [*self.trainer.user_modules, *([backend_module] if backend_module else [])]
 
     @property
     def data_seed(self) -> int:
@@ -136,6 +118,11 @@ class RunConfig(Section):
         """Optimizer steps per step."""
         actor = self.actor_rollout_ref.actor
         return actor.ppo_epochs * (self.data.train_batch_size // actor.ppo_mini_batch_size)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the training worker."""
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node
 
     @property
     def max_model_len(self) -> int:

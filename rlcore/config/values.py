@@ -3,10 +3,9 @@
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rlcore.config.problems import Problem, show
-from rlcore.config.rules import CROSS_FIELD
+from rlcore.config.problems import CROSS_FIELD, Problem, show
 from rlcore.config.run import RunConfig
-from rlcore.config.tree import Tree, get, honoured_fields, put, remove
+from rlcore.config.tree import Tree, all_fields, get, put, remove
 from rlcore.config.verl_keys import REFUSED_VALUES
 
 
@@ -18,7 +17,7 @@ def validate_tree(tree: Tree) -> tuple[RunConfig | None, list[Problem]]:
     wrong = {problem.path for problem in problems}
     mended = tree
     for path in wrong:
-        field = honoured_fields()[path]
+        field = all_fields()[path]
         mended = put(mended, path, "?") if field.is_required() else remove(mended, path)
     _, _, rules = _validate_once(mended)
     # What a rule says about a default that stands in for a wrong value is of no use.
@@ -59,7 +58,7 @@ def _problems_of(tree: Tree, detail: ErrorDetails) -> list[Problem]:
         ]
     reason = "it holds too few values" if detail["type"] == "missing" else detail["msg"]
     reason = reason.removeprefix("Value error, ")
-    field = honoured_fields()[path]
+    field = all_fields()[path]
     default = field.get_default(call_default_factory=True)
     shown = "" if field.is_required() else f" (default {show(default)})"
     return [
@@ -77,7 +76,7 @@ def _missing(path: str) -> Problem:
         path=path,
         has_value=False,
         reason="it is missing and has no default",
-        fix=f"set it: {honoured_fields()[path].description}",
+        fix=f"set it: {all_fields()[path].description}",
     )
 
 
@@ -86,7 +85,7 @@ def _honoured_prefix(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
         path = f"{path}.{part}".lstrip(".")
-        if path in honoured_fields():
+        if path in all_fields():
             break
     return path
 
@@ -95,6 +94,6 @@ def _required_at(path: str) -> list[str]:
     """Return the keys without a default at `path`, or below it where it is a section."""
     return [
         key
-        for key, field in honoured_fields().items()
+        for key, field in all_fields().items()
         if field.is_required() and (key == path or key.startswith(f"{path}."))
     ]

@@ -1,29 +1,36 @@
 """Makes models and data sets for the presets, each once: a complete folder is left as it is."""
 
-import json
 import logging
-from importlib.metadata import version
+from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from rlcore.data.parquet import write_rows
+from rlcore.data.prepared import PreparedReport, read_report
+from rlcore.data.questions import prepare_questions
+from rlcore.data.reasoning_gym import CHAIN_SUM_DIFFICULTY, prepare_reasoning_gym
 from rlcore.data.staging import is_complete, staged_folder
-from rlcore.errors import DataError
-from rlcore.reward.extraction import extract_last_integer
+from rlcore.errors import ConfigError
+
+__all__ = [
+    "CHAIN_SUM_DIFFICULTY",
+    "SMOLLM2_FOLDER",
+    "SMOLLM2_RECIPE",
+    "PreparedReport",
+    "prepare_named",
+    "prepare_questions",
+    "prepare_reasoning_gym",
+    "prepare_smollm2",
+    "prepare_tiny",
+    "read_report",
+]
 
 logger = logging.getLogger(__name__)
 
+PLACES = ("file", "out_dir")
+"""Of `prepare_questions`: given as file= and out=."""
 SMOLLM2_FOLDER = Path("models/smollm2-135m-instruct")
 SMOLLM2_RECIPE = {"kind": "smollm2-135m-instruct", "format": "1"}
-# Sums of two numbers of one or two digits: hard enough for a 135M model (8 % right before
-# training), learnable in 40 steps. reasoning-gym's own default would teach it nothing.
-CHAIN_SUM_DIFFICULTY: dict[str, Any] = {
-    "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2,
-}  # fmt: skip
-DEFAULT_DIFFICULTY = {"chain_sum": CHAIN_SUM_DIFFICULTY}
-# reasoning-gym draws with repetition: this many draws per wanted question, then the task is taken
-# to have too few distinct questions.
-MAX_DRAWS_PER_QUESTION = 20
 
 
 def prepare_smollm2(out_dir: str | Path = SMOLLM2_FOLDER) -> Path:
@@ -63,88 +70,44 @@ def prepare_tiny(out_dir: str | Path = ".") -> tuple[Path, Path]:
     return model_folder, data_folder
 
 
-def prepare_reasoning_gym(
-    task: str,
-    out_dir: str | Path,
-    size: int = 2000,
-    test_size: int = 256,
-    seed: int = 0,
-    **difficulty: Any,
-) -> Path:
-    """Write `size` training and `test_size` held-out questions of a reasoning-gym task.
-
-    Questions are distinct by their text over both files, so the held-out set is really held out.
-    The last ones drawn are held out.
+def prepare_named(name: str, out: str | None, settings: Mapping[str, Any]) -> list[Path]:
+    """Make what `rollflow prepare NAME` asks for; return the folders.
 
     Args:
-        task: Name in reasoning-gym, e.g. `chain_sum`.
-        out_dir: Folder for train.parquet and test.parquet.
-        size: Distinct training questions.
-        test_size: Distinct held-out questions.
-        seed: Seed of the draws.
-        **difficulty: The task's own settings, over those of `DEFAULT_DIFFICULTY`.
+        name: `smollm2`, `tiny`, `questions`, or a task of reasoning-gym.
+        out: Folder; None: below `models` and `data`.
+        settings: Of `prepare_questions` or `prepare_reasoning_gym`; the models have none.
 
     Raises:
-        DataError: unknown task or setting, or too few distinct questions at this difficulty.
+        ConfigError: a setting is unknown or missing.
+        DataError: a file, row or task is wrong.
     """
-    folder = Path(out_dir)
-    difficulty = {**DEFAULT_DIFFICULTY.get(task, {}), **difficulty}
-    recipe = {
-        "kind": f"reasoning_gym/{task}", "format": "1", "version": version("reasoning-gym"),
-        "size": size, "test_size": test_size, "seed": seed, "difficulty": difficulty,
-    }  # fmt: skip
-    if is_complete(folder, recipe):
-        return folder
-    entries = _draw_distinct(task, size + test_size, seed, difficulty)
-    # The rule scores what the extraction finds; only integers can be found as the last integer.
-    is_integer = all(extract_last_integer(entry["answer"]) == entry["answer"] for entry in entries)
-    extraction = "last_integer" if is_integer else "stripped"
-    splits = {"train": entries[:size], "test": entries[size:]}
-    with staged_folder(folder, recipe) as staging:
-        for split, part in splits.items():
-            rows = [_row(task, split, index, e, extraction) for index, e in enumerate(part)]
-            write_rows(staging / f"{split}.parquet", rows)
-    logger.info("wrote %s: %d training and %d held-out questions", folder, size, test_size)
-    return folder
+    if name in {"smollm2", "tiny"}:
+        if settings:
+            raise ConfigError(f"prepare {name} takes out=FOLDER only, not {', '.join(settings)}")
+        if name == "tiny":
+            return list(prepare_tiny(out or "."))
+        return [prepare_smollm2(out or SMOLLM2_FOLDER)]
+    if name == "questions":
+        return [_prepare_questions(out, dict(settings))]
+    wrong = [key for key in ("size", "test_size", "seed") if not _is_count(settings.get(key, 0))]
+    if wrong:
+        raise ConfigError(f"prepare {name}: {', '.join(wrong)} must be whole numbers from 0")
+    return [prepare_reasoning_gym(name, out or str(Path("data") / name), **settings)]
 
 
-def _draw_distinct(
-    task: str, count: int, seed: int, difficulty: dict[str, Any]
-) -> list[dict[str, Any]]:
-    # Takes 2 s to import; models and tiny data need none of it.
-    import reasoning_gym
-
-    draws = count * MAX_DRAWS_PER_QUESTION
-    try:
-        source = reasoning_gym.create_dataset(task, size=draws, seed=seed, **difficulty)
-    except (ValueError, TypeError, AssertionError) as error:
-        raise DataError(f"reasoning-gym task {task!r} with {difficulty}: {error}") from error
-    distinct: dict[str, dict[str, Any]] = {}
-    for position in range(draws):
-        entry = source[position]
-        distinct.setdefault(entry["question"], entry)
-        if len(distinct) == count:
-            return list(distinct.values())
-    raise DataError(
-        f"reasoning-gym task {task!r} with {difficulty} has too few distinct questions: "
-        f"{len(distinct)} found in {draws} draws, {count} wanted; lower size or test_size, or "
-        "raise the difficulty"
-    )
+def _prepare_questions(out: str | None, settings: dict[str, Any]) -> Path:
+    file = settings.pop("file", None)
+    if file is None:
+        raise ConfigError("prepare questions needs file=FILE, a .csv, .tsv or .jsonl")
+    known = [name for name in signature(prepare_questions).parameters if name not in PLACES]
+    unknown = sorted(settings.keys() - set(known))
+    if unknown:
+        raise ConfigError(
+            f"prepare questions has no {', '.join(unknown)}; it takes out, file, {', '.join(known)}"
+        )
+    return prepare_questions(file, out or Path("data") / Path(file).stem, **settings)
 
 
-def _row(
-    task: str, split: str, index: int, entry: dict[str, Any], extraction: str
-) -> dict[str, Any]:
-    return {
-        "data_source": f"reasoning_gym/{task}",
-        "prompt": [{"role": "user", "content": entry["question"]}],
-        "reward_model": {"style": "rule", "ground_truth": entry["answer"]},
-        "extra_info": {
-            "index": index,
-            "split": split,
-            "question": entry["question"],
-            # JSON, not a struct: entries of one task may differ in their keys.
-            "entry": json.dumps(entry),
-            "extraction": extraction,
-        },
-    }
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

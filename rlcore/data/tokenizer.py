@@ -79,3 +79,34 @@ def encode_chat(
     """Return the token ids of `render_chat`'s text, special tokens as the template wrote them."""
     text = render_chat(tokenizer, messages, template_kwargs)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def count_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
+    """Return how many token ids `encode_chat` gives for each rendered text."""
+    if not texts:
+        return []
+    return [len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+
+def cut_prompt(ids: Sequence[int], max_tokens: int, truncation: str) -> list[int]:
+    """Return a prompt cut to `max_tokens` as `data.truncation` says, with verl's meaning.
+
+    `left` cuts at the left and keeps the end, `right` keeps the beginning (and so loses the header
+    of the model's turn), `middle` keeps half from each end, the larger half from the right.
+
+    Raises:
+        DataError: the prompt is too long and `truncation` is `error`.
+    """
+    if len(ids) <= max_tokens:
+        return list(ids)
+    if truncation == "left":
+        return list(ids[-max_tokens:])
+    if truncation == "right":
+        return list(ids[:max_tokens])
+    if truncation == "middle":
+        half = max_tokens // 2
+        return [*ids[:half], *ids[len(ids) - (max_tokens - half) :]]
+    raise DataError(
+        f"the prompt has {len(ids)} tokens, more than data.max_prompt_length={max_tokens} "
+        "(data.truncation=error)"
+    )

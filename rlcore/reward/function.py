@@ -4,15 +4,14 @@ A function that raises or returns something else than a finite number fails its 
 response never counts as reward 0, which would teach the policy that it was a bad answer.
 """
 
-import asyncio
 import inspect
+import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, DataError
@@ -21,6 +20,31 @@ from rlcore.user_code import load_user_object
 
 RewardFunction = Callable[..., Any]
 """Sync or async (data_source, solution_str, ground_truth, extra_info, **kwargs) -> float | dict."""
+
+MAX_EXTRA_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardTask:
+    """One response to be scored: plain data, it goes to another process."""
+
+    data_source: str
+    solution_str: str
+    """The response's text."""
+    ground_truth: Any
+    extra_info: dict[str, Any]
+    """The row's, with `phase` (train or validate), `global_steps`, `num_turns`, `tool_rewards`."""
+    num_tokens: int
+    """Of the response, tool tokens included."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of a reward function, as verl passes them."""
+        return {
+            "data_source": self.data_source,
+            "solution_str": self.solution_str,
+            "ground_truth": self.ground_truth,
+            "extra_info": self.extra_info,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,27 +59,34 @@ class Reward:
 def load_reward_function(config: RunConfig) -> RewardFunction:
     """Return the configured reward function, with `reward_kwargs` bound.
 
+    Several named ones (`reward.functions`) become one, an async function that adds them up.
+
     Raises:
-        ConfigError: the file or function is missing or cannot be imported, or the function cannot
+        ConfigError: a file or function is missing or cannot be imported, or the function cannot
             be called as verl calls it.
     """
-    custom = config.reward.custom_reward_function
-    if custom.path is None:
-        return rule_by_data_source
-    function = load_user_object(custom.path, custom.name)
-    if not callable(function):
-        raise ConfigError(f"{custom.path}: {custom.name!r} is not a function")
-    bound = partial(function, **custom.reward_kwargs)
-    try:
-        inspect.signature(bound).bind(
-            data_source="", solution_str="", ground_truth="", extra_info={}
+    reward = config.reward
+    if reward.functions:
+        return WeightedSum(
+            [
+                NamedReward(
+                    name=part.name,
+                    weight=part.weight,
+                    function=_load(part.path, part.function, part.reward_kwargs),
+                )
+                for part in reward.functions
+            ]
         )
-    except TypeError as error:
-        raise ConfigError(
-            f"{custom.path}: {custom.name} must take (data_source, solution_str, ground_truth, "
-            f"extra_info) and the keys of reward_kwargs: {error}"
-        ) from error
-    return bound
+    custom = reward.custom_reward_function
+    return _load(custom.path, custom.name, custom.reward_kwargs)
+
+
+def uses_rules(config: RunConfig) -> bool:
+    """Tell whether the rules by data source score, so that every source needs one."""
+    reward = config.reward
+    if reward.functions:
+        return any(part.path is None for part in reward.functions)
+    return reward.custom_reward_function.path is None
 
 
 def rule_by_data_source(
@@ -65,34 +96,44 @@ def rule_by_data_source(
     return find_rule(data_source)(data_source, solution_str, ground_truth, extra_info)
 
 
-async def compute_reward(
-    function: RewardFunction, solution_str: str, fields: Mapping[str, Any], pool: Executor
-) -> Reward:
-    """Score one response; a sync function runs in `pool`, an async one on the loop.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedReward:
+    """One part of a reward."""
 
-    Args:
-        function: From `load_reward_function`.
-        solution_str: The response's text.
-        fields: The row's columns.
-        pool: Threads for sync functions.
+    name: str
+    weight: float
+    function: RewardFunction
 
-    Raises:
-        DataError: the result is not a finite number or a mapping with a finite `score`.
-    """
-    call = partial(
-        function,
-        data_source=fields["data_source"],
-        solution_str=solution_str,
-        ground_truth=fields["reward_model"]["ground_truth"],
-        extra_info=fields.get("extra_info") or {},
-    )
-    if _is_async(function):
-        result = await cast("Awaitable[Any]", call())
-    else:
-        result = await asyncio.get_running_loop().run_in_executor(pool, call)
-        if inspect.isawaitable(result):
-            result = await result
-    return check_result(result)
+
+class WeightedSum:
+    """Several reward functions as one: the weighted sum, and each part's own score beside it."""
+
+    def __init__(self, parts: Sequence[NamedReward]) -> None:
+        self._parts = list(parts)
+
+    async def __call__(self, **arguments: Any) -> dict[str, Any]:
+        """Return `score`, each part's score under its name, what it said under `name_key`.
+
+        `acc` is that of the first part which gives one.
+
+        Raises:
+            DataError: a part returned no finite score; names the part.
+        """
+        total = 0.0
+        extra: dict[str, Any] = {}
+        for part in self._parts:
+            result = part.function(**arguments)
+            if inspect.isawaitable(result):
+                result = await result
+            try:
+                reward = check_result(result)
+            except DataError as error:
+                raise DataError(f"reward {part.name}: {error}") from error
+            total += part.weight * reward.score
+            extra[part.name] = reward.score
+            for key, value in reward.extra.items():
+                extra.setdefault("acc" if key == "acc" else f"{part.name}_{key}", value)
+        return {"score": total, **extra}
 
 
 def check_result(result: object) -> Reward:
@@ -106,16 +147,29 @@ def check_result(result: object) -> Reward:
         if "score" not in values:
             raise DataError(f"the reward function returned {sorted(values)} without 'score'")
         score = _finite(values.pop("score"), "score")
+        _check_json(values)
         return Reward(score=score, extra=values)
     score = _finite(_plain(result), "result")
     return Reward(score=score, extra={"acc": score})
 
 
-def _is_async(function: RewardFunction) -> bool:
-    inner = function.func if isinstance(function, partial) else function
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
-        getattr(inner, "__call__", None)  # noqa: B004  asks whether it is async, not callable
-    )
+def _load(path: str | None, name: str, kwargs: Mapping[str, Any]) -> RewardFunction:
+    if path is None:
+        return rule_by_data_source
+    function = load_user_object(path, name)
+    if not callable(function):
+        raise ConfigError(f"{path}: {name!r} is not a function")
+    bound = partial(function, **kwargs)
+    try:
+        inspect.signature(bound).bind(
+            data_source="", solution_str="", ground_truth="", extra_info={}
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"{path}: {name} must take (data_source, solution_str, ground_truth, "
+            f"extra_info) and the keys of reward_kwargs: {error}"
+        ) from error
+    return bound
 
 
 def _plain(value: object) -> object:
@@ -131,3 +185,19 @@ def _finite(value: object, what: str) -> float:
             f"{type(value).__name__} {value!r}"
         )
     return float(value)
+
+
+def _check_json(values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        try:
+            size = len(json.dumps(value))
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"the reward function's {name} is {type(value).__name__}; what stands beside the "
+                f"score is stored as JSON: {error}"
+            ) from error
+        if size > MAX_EXTRA_CHARACTERS:
+            raise DataError(
+                f"the reward function's {name} takes {size} characters as JSON, more than "
+                f"{MAX_EXTRA_CHARACTERS}: it would be stored with every response"
+            )

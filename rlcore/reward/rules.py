@@ -1,7 +1,10 @@
 """The built-in rewards, chosen by a row's data source; `*` in a name stands for anything."""
 
 import json
+import logging
+import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, cast
@@ -12,6 +15,8 @@ from rlcore.reward.extraction import ANSWER_EXTRACTORS
 
 Verifier = Callable[[str, dict[str, Any]], float]
 RewardRule = Callable[[str, str, Any, Mapping[str, Any]], dict[str, float]]
+
+_GSM8K_ANSWER = re.compile(r"####\s*(-?\$?-?[0-9][0-9.,]*)")
 
 REWARD_RULES = Registry[RewardRule]("reward rule")
 
@@ -70,6 +75,72 @@ def _verifier(task: str) -> Verifier:
         raise ConfigError(f"reasoning-gym has no task {task!r}: {error}") from error
     # The package annotates it as a function without arguments.
     return cast("Verifier", scorer)
+
+
+@REWARD_RULES.register("openai/gsm8k")
+def gsm8k_rule(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> dict[str, float]:
+    """Compare the number behind the last `####` with the true one, as GSM8K's own format asks."""
+    found = _GSM8K_ANSWER.findall(solution_str)
+    truth = _as_number(str(ground_truth).rpartition("####")[2])
+    accuracy = float(bool(found) and truth is not None and _as_number(found[-1]) == truth)
+    return {"score": accuracy, "acc": accuracy}
+
+
+@REWARD_RULES.register("lighteval/MATH")
+@REWARD_RULES.register("DigitalLearningGmbH/MATH-lighteval")
+@REWARD_RULES.register("HuggingFaceH4/MATH-500")
+def math_rule(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> dict[str, float]:
+    """Compare mathematical expressions by their value, with math-verify.
+
+    Its own time limits are off: they use signals, and `reward.timeout` is a hard one.
+
+    Raises:
+        DataError: the ground truth cannot be read as mathematics.
+    """
+    # Brings sympy, 1 s: only runs on mathematics pay that.
+    from math_verify import parse, verify
+
+    # It warns at every call that its limits are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    truth = _math_truth(str(ground_truth))
+    answer = parse(solution_str, parsing_timeout=0)
+    accuracy = float(verify(truth, answer, timeout_seconds=None))
+    return {"score": accuracy, "acc": accuracy}
+
+
+@REWARD_RULES.register("exact_match/*")
+@REWARD_RULES.register("exact_match")
+def exact_match_rule(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> dict[str, float]:
+    """Pay a response whose answer equals `ground_truth`, white space at the ends apart.
+
+    `extra_info.extraction` names how the answer is found; without it, it is the whole response.
+    """
+    answer = ANSWER_EXTRACTORS.get(extra_info.get("extraction") or "stripped")(solution_str)
+    accuracy = float(answer is not None and answer == str(ground_truth).strip())
+    return {"score": accuracy, "acc": accuracy}
+
+
+@lru_cache(maxsize=4096)
+def _math_truth(ground_truth: str) -> list[Any]:
+    from math_verify import parse
+
+    for text in (f"${ground_truth}$", ground_truth):
+        if parsed := parse(text, parsing_timeout=0):
+            return parsed
+    raise DataError(f"ground_truth {ground_truth!r} cannot be read as mathematics")
+
+
+def _as_number(text: str) -> Decimal | None:
+    try:
+        return Decimal(text.strip().replace(",", "").lstrip("$").rstrip("."))
+    except InvalidOperation:
+        return None
 
 
 @REWARD_RULES.register("rollflow/letters")

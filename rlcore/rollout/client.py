@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 1.0
+FLUSH_INTERVAL_S = 5.0
 
 
 def sampling_seed(run_seed: int, identity: str, session_id: int, turn: int) -> int:
@@ -75,14 +76,16 @@ class LLMServerClient:
         >>> output = await session.generate("request", prompt_ids, {"temperature": 1.0})
     """
 
-    def __init__(self, router: Router, seed: int, *, flush_interval_s: float = 5.0) -> None:
+    def __init__(
+        self, router: Router, seed: int, *, flush_interval_s: float | None = FLUSH_INTERVAL_S
+    ) -> None:
         """Make a client.
 
         Args:
             router: The replicas that serve.
             seed: Seed of sampling of the run.
             flush_interval_s: How often the partial output of a running request is fetched, which
-                is what survives its replica.
+                is what survives its replica; None: never, the request is made anew elsewhere.
         """
         self.router = router
         self.seed = seed

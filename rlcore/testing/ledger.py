@@ -1,5 +1,6 @@
 """Builders for tests of what works with the ledger: prompts, sessions, a clock."""
 
+import zlib
 from typing import Any
 
 from rlcore.types import PromptSpec, SessionRecord
@@ -27,7 +28,7 @@ def prompt_spec(uid: str, **changes: Any) -> PromptSpec:
         "partition_id": "run-1/train",
         "global_step": 1,
         "epoch": 0,
-        "index": 7,
+        "index": zlib.crc32(uid.encode()),
         "raw_prompt": [{"role": "user", "content": f"{uid}?"}],
         "num_sessions": 2,
         "fields": {"data_source": "test"},

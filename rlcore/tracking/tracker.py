@@ -61,6 +61,39 @@ class TensorBoardTracker:
         self._writer.close()
 
 
+@TRACKERS.register("wandb")
+class WandbTracker:
+    """Sends metrics to Weights & Biases; a resumed run goes on in the same wandb run.
+
+    Account, server and mode are wandb's own environment (WANDB_API_KEY, WANDB_BASE_URL,
+    WANDB_MODE=offline, for which `wandb sync` sends later). Files lie in wandb/ in the run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import wandb
+
+        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        trainer = record["trainer"]
+        self._run = wandb.init(
+            dir=str(folder),
+            id=folder.name,
+            name=folder.name,
+            project=trainer["project_name"],
+            group=trainer["experiment_name"],
+            config=record,
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Send one step's metrics."""
+        self._run.log(metrics, step=step)
+
+    def finish(self) -> None:
+        """Send the rest and close the run."""
+        self._run.finish()
+
+
 class Tracking:
     """All trackers of a run (verl's name).
 
@@ -71,6 +104,8 @@ class Tracking:
 
     def __init__(self, names: list[str], folder: Path) -> None:
         self._trackers: dict[str, Tracker] = {}
+        self.failures: list[str] = []
+        """What was switched off and why, in order; the reporter tells of it."""
         for name in names:
             if name != "console":
                 self._guard(name, lambda name=name: self._open(name, folder))
@@ -91,6 +126,7 @@ class Tracking:
     def _guard(self, name: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception:  # whatever a third party's tracker raises, the run goes on
+        except Exception as error:  # whatever a third party's tracker raises, the run goes on
             logger.exception("tracker %s failed and is switched off for this run", name)
             self._trackers.pop(name, None)
+            self.failures.append(f"tracker {name} is switched off: {error!r}")

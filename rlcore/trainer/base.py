@@ -8,9 +8,10 @@ thread of the driver, one at a time. A mode is a subclass that fills in hooks (`
 import json
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from rlcore.algorithms import ADV_ESTIMATORS
+from rlcore.buffer.policy import SamplePolicy
 from rlcore.buffer.replay_buffer import ReplayBuffer
 from rlcore.buffer.transfer_queue import attached_queue
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
@@ -20,12 +21,26 @@ from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from rlcore.registry import Registry
 from rlcore.tracking.batch_metrics import batch_metrics
-from rlcore.trainer.advantage import compute_advantage
+from rlcore.tracking.off_policy import off_policy_metrics
+from rlcore.trainer.advantage import (
+    AdvantageSpec,
+    compute_advantage,
+    copy_rollout_log_probs,
+)
 from rlcore.trainer.checkpoint import CheckpointStore, best_step
 from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
 from rlcore.trainer.run_folder import RunFolder
+from rlcore.trainer.supply import (
+    check_generated,
+    make_replay_buffer,
+    num_missing_warmup,
+    num_outstanding,
+    num_to_feed,
+    sample_policy,
+)
 from rlcore.trainer.validation import run_validation
+from rlcore.trainer.waiting_rows import restore_waiting_rows, save_waiting_rows
 from rlcore.types import BatchRef, CallKey, SampledBatch
 
 logger = logging.getLogger(__name__)
@@ -87,6 +102,8 @@ class TrainerResources:
     ledger: LedgerClient
     training: TrainingGroup
     checkpoint_manager: CheckpointEngineManager
+    total_steps: int | None = None
+    """Steps of the run; None: not known."""
 
 
 class PPOTrainer:
@@ -100,13 +117,19 @@ class PPOTrainer:
         replay_buffer: Leases batches of finished prompts.
     """
 
-    inner_steps: ClassVar[int] = 1
-    """Inner steps per step (verl: parameter_sync_step)."""
+    is_async: ClassVar[bool] = False
+    """Prompts of several steps are on their way: stale groups matter, evicted ones are replaced at
+    once, and waiting rows are in checkpoints. A mode's capabilities are class attributes; nothing
+    is guessed from its name."""
+    inner_steps: int = 1
+    """Inner steps per step (verl: parameter_sync_step); see `inner_steps_of`."""
 
     def __init__(self, config: RunConfig, resources: TrainerResources) -> None:
         self.config = config
         self.global_steps = 0
         self.state: dict[str, Any] = {"train_position": 0, "scores": {}}
+        self.inner_steps = type(self).inner_steps_of(config)
+        self.total_steps = resources.total_steps
         self.run_id = resources.folder.run_id
         self.attempt = resources.attempt
         self.folder = resources.folder
@@ -114,17 +137,21 @@ class PPOTrainer:
         self.training = resources.training
         self.checkpoint_manager: WeightManager = resources.checkpoint_manager
         self.prompts = PromptSource(config, self.run_id)
-        self.replay_buffer = ReplayBuffer(
-            self.ledger,
-            run_id=self.run_id,
-            attempt=self.attempt,
+        self.replay_buffer: ReplayBuffer = make_replay_buffer(
+            config, self.ledger, run_id=self.run_id, attempt=self.attempt
         )
         self.call_key: CallKey | None = None
         self.deadline_s = 0.0
 
+    @classmethod
+    def inner_steps_of(cls, config: RunConfig) -> int:
+        """Return the inner steps per step; the learning-rate schedule is that many times longer."""
+        return cls.inner_steps
+
     # Hooks, in the order of a run. They run in the driver, in a thread of their own.
     def on_init_end(self) -> None:
-        """The weights are loaded and no replica serves yet."""
+        """Publish the weights that were loaded or restored."""
+        self.checkpoint_manager.update_weights(self.global_steps)
 
     def on_train_begin(self) -> None:
         """Before the first step."""
@@ -154,38 +181,109 @@ class PPOTrainer:
     def _add_batch_to_generate(self) -> Metrics:
         """Feed the step's prompts to the ledger; feeding them again changes nothing."""
         count = self.config.data.train_batch_size
+        if self.is_async:
+            counts = self.ledger.counts(self._partition("train"))
+            count = num_to_feed(
+                self.config,
+                counts,
+                steps_left=self._steps_left(self.global_steps),
+                fed_already=counts["fed"] - self.state["train_position"],
+                policy=self._policy(),
+            )
+        self.state["fed_before_step"] = self.state["train_position"]
         fed = self._feed(count)
         return {"training/prompts_fed": float(fed)}
 
-    def _feed(self, count: int) -> int:
+    def _feed(self, count: int, key: CallKey | None = None) -> int:
         """Feed the next `count` prompts of the training order; return how many were new."""
+        key = key or self._key()
         start = self.state["train_position"]
-        specs = self.prompts.train_specs(start=start, count=count, global_step=self.global_steps)
-        fed = self.ledger.feed(self._key(), specs)
-        self.state["train_position"] = start + count
+        sampler = self.prompts.begin(self.state.get("sampler"), start=start, count=count)
+        specs = self.prompts.train_specs(
+            start=start, count=count, global_step=key.global_step, sampler=sampler
+        )
+        fed = self.ledger.feed(key, specs)
+        self.state |= {"train_position": start + count, "sampler": sampler}
         return fed
 
     def _refill(self, count: int) -> int:
-        """Feed prompts in the place of `count` failed groups."""
-        self.state["train_position"] = self._fed_position()
+        """Feed prompts in the place of `count` evicted groups."""
+        position = self._fed_position()
+        before = self.state.get("fed_before_step", position)
+        check_generated(self.config, fed_for_step=position - before, count=count)
+        self.state["train_position"] = position
         return self._feed(count)
+
+    def _warm_up(self, num_batches: float) -> int:
+        """Feed `num_batches` batches before the first step, less what a resume restored.
+
+        For `on_train_begin`. Their dispatch step is the one that comes next.
+        """
+        counts = self.ledger.counts(self._partition("train"))
+        steps_left = self._steps_left(self.global_steps + 1)
+        count = num_missing_warmup(
+            self.config, counts, num_batches=num_batches, steps_left=steps_left
+        )
+        self.state["train_position"] = counts["fed"]
+        fed = self._feed(count, self._hook_key("warm_up"))
+        logger.info("warm-up: %d prompts fed, %d on their way before", fed, num_outstanding(counts))
+        return fed
+
+    def _restore_rows(self) -> None:
+        """Make queue and ledger agree after a resume (verl: reissue of in-flight prompts)."""
+        if self.global_steps == 0:
+            return
+        checkpoint = CheckpointStore(self.folder).latest()
+        restore_waiting_rows(
+            self.ledger,
+            attached_queue(self.config.deadlines.queue),
+            self._hook_key("restore_rows"),
+            self._partition("train"),
+            None if checkpoint is None else checkpoint.path,
+        )
+
+    def _hook_key(self, phase: str) -> CallKey:
+        return CallKey(
+            run_id=self.run_id,
+            attempt=self.attempt,
+            global_step=self.global_steps + 1,
+            phase=phase,
+        )
+
+    def _steps_left(self, step: int) -> int | None:
+        return None if self.total_steps is None else self.total_steps - step + 1
+
+    def _policy(
+        self, trainer_version: int | None = None, skipped_versions: tuple[int, ...] = ()
+    ) -> SamplePolicy:
+        key = self._key()
+        return sample_policy(
+            self.config,
+            is_async=self.is_async,
+            inner_steps=self.inner_steps,
+            inner_step=key.inner_step,
+            trainer_version=trainer_version,
+            skipped_versions=skipped_versions,
+        )
 
     def _fed_position(self) -> int:
         """How far the order was fed, also by a try that died and whose `state` was lost."""
         return self.ledger.counts(self._partition("train"))["fed"]
 
     def _sample_batch(self) -> tuple[BatchRef, Metrics]:
-        """Wait for the step's batch and lease it; asking again returns the same one."""
+        """Wait for the inner step's batch and lease it; asking again returns the same one."""
         batch_size = self.config.data.train_batch_size // self.inner_steps
-        batch, metrics = self.replay_buffer.sample(
-            self.global_steps,
-            "train",
-            batch_size,
-            key=self._key(),
-            deadline_s=self.deadline_s,
-            refill_fn=self._refill,
+        training = self.training.state()
+        versions = training["weight_version"], tuple(training["skipped_versions"])
+        buffer = self.replay_buffer
+        buffer.policy = self._policy(*versions)
+        buffer.load_state_dict(self.state.get("replay_buffer", {}))
+        batch, metrics = buffer.draw(
+            self._key(), "train", batch_size, deadline_s=self.deadline_s, refill_fn=self._refill
         )
+        self.state["replay_buffer"] = buffer.state_dict()
         self.state["train_position"] = self._fed_position()
+        metrics = {**metrics, **off_policy_metrics(batch, *versions)}
         ref = BatchRef(
             run_id=self.run_id,
             global_step=batch.global_step,
@@ -202,26 +300,34 @@ class PPOTrainer:
         Raises:
             DataError: a trajectory of the batch has no reward.
         """
-        return batch_metrics(self._leased(batch))
+        leased = self._leased(batch)
+        metrics = batch_metrics(leased)
+        self.state["sampler"] = self.prompts.observe(self.state.get("sampler"), leased)
+        return metrics
 
     def _balance_batch(self, batch: BatchRef) -> Metrics:
         """Report the sequence lengths that each rank will work on."""
         return self.training.balance_metrics(self._leased(batch))
 
     def _compute_old_log_prob(self, batch: BatchRef) -> Metrics:
-        """Write `old_log_probs` and `entropy` of the batch under the current weights."""
+        """Write `old_log_probs` under the step's first weights; in bypass mode the engine's."""
+        if self.config.algorithm.rollout_correction.bypass_mode:
+            queue = attached_queue(self.config.deadlines.queue)
+            return copy_rollout_log_probs(queue, self._partition("train"), self._leased(batch))
         return self.training.with_deadline(self.deadline_s).compute_log_prob(
-            self._key(), self._partition("train"), self._leased(batch)
+            self._key(),
+            self._partition("train"),
+            self._leased(batch),
+            keeps_start=self.inner_steps > 1,
         )
 
     def _compute_advantage(self, batch: BatchRef) -> Metrics:
-        """Write `advantages` and `returns` by `algorithm.adv_estimator`."""
+        """Write `advantages`, `returns` and what corrects them, by `algorithm`."""
         return compute_advantage(
             attached_queue(self.config.deadlines.queue),
             self._partition("train"),
             self._leased(batch),
-            estimator=ADV_ESTIMATORS.get(self.config.algorithm.adv_estimator),
-            norm_by_std=self.config.algorithm.norm_adv_by_std_in_grpo,
+            AdvantageSpec.from_config(self.config),
         )
 
     def _update_actor(self, batch: BatchRef) -> Metrics:
@@ -242,14 +348,21 @@ class PPOTrainer:
         store = CheckpointStore(self.folder)
         key = self._key()
         training = self.training.with_deadline(self.deadline_s)
+
+        def write(path: Path) -> None:
+            if self.is_async:
+                queue = attached_queue(self.config.deadlines.queue)
+                save_waiting_rows(self.ledger, queue, self._partition("train"), path.parent)
+            training.save_checkpoint(key, path)
+
         store.save(
             global_step=self.global_steps,
             attempt=self.attempt,
             trainer={
-                "state": self.state,
+                "state": {**self.state, "data_digest": self.prompts.digest},
                 "ledger": self.ledger.state_dict(released_step=self.global_steps),
             },
-            write_actor=lambda path: training.save_checkpoint(key, path),
+            write_actor=write,
         )
         store.rotate(
             self.config.trainer.max_actor_ckpt_to_keep,
@@ -286,3 +399,4 @@ class PPOTrainer:
         """Take over what `trainer.json` of a checkpoint holds (weights are the worker's)."""
         self.global_steps = content["global_step"]
         self.state = json.loads(json.dumps(content["state"]))
+        self.prompts.tell_changes(self.state.get("data_digest"))

@@ -111,12 +111,19 @@ class RunFolder:
         """
         return HeldLock(self.path / "run.lock", holder=f"run {self.run_id}", what=str(self.path))
 
-    def begin_attempt(self, *, max_attempts: int, overrides: dict[str, Any] | None = None) -> int:
+    def begin_attempt(
+        self,
+        *,
+        max_attempts: int,
+        overrides: dict[str, Any] | None = None,
+        flow_run_id: str | None = None,
+    ) -> int:
         """Count and return this attempt's number, from 1. Call it while the folder is held.
 
         Args:
             max_attempts: Of the run.
             overrides: What this attempt was asked for over the preset, kept for the next one.
+            flow_run_id: What executes this attempt, by which it is found again.
 
         Raises:
             CheckpointError: the run has used its attempts.
@@ -134,13 +141,21 @@ class RunFolder:
                 "pid": os.getpid(),
                 "began": time.time(),
                 "overrides": overrides or {},
+                "flow_run_id": flow_run_id,
             }
         )
         self._write(record)
         return attempt
 
     def end_attempt(self, attempt: int, outcome: str, message: str = "") -> None:
-        """Record how an attempt ended: finished, failed, crashed or cancelled."""
+        """Record how an attempt ended.
+
+        Args:
+            attempt: Its number.
+            outcome: finished, failed, crashed, cancelled (by a person), terminated (SIGTERM of a
+                host that shuts down) or suspended.
+            message: Why.
+        """
         record = self.record()
         record["attempts"][attempt - 1].update(
             ended=time.time(), outcome=outcome, message=message[:2000]

@@ -7,10 +7,6 @@ from rlcore.trainer.base import PPOTrainer, register_trainer
 class PPOTrainerSync(PPOTrainer):
     """The replicas share the training devices: they sleep while the trainer works."""
 
-    def on_init_end(self) -> None:
-        """Publish the weights that were loaded or restored."""
-        self.checkpoint_manager.update_weights(self.global_steps)
-
     def on_sample_end(self) -> None:
         """Free the replicas' memory for training."""
         self.checkpoint_manager.sleep_replicas()

@@ -1,13 +1,17 @@
 """Validation: generate for the held-out prompts, score, report, write the generations."""
 
 import json
-import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlcore.buffer.transfer_queue import QueueClient
 from rlcore.cluster.ledger import LedgerClient
+from rlcore.reward.extraction import ANSWER_EXTRACTORS
 from rlcore.trainer.prompt_source import PromptSource
+from rlcore.trainer.run_folder import write_atomically
+from rlcore.trainer.validation_metrics import accuracy_of, question_key, validation_metrics
 from rlcore.types import CallKey, PromptSpec, SessionRecord
 
 
@@ -24,7 +28,8 @@ def run_validation(
     """Run the held-out prompts through the replicas that serve now.
 
     A failed session counts as wrong; it has no reward and is not in the mean reward. What an
-    earlier try of this validation left is removed first.
+    earlier try of this validation left is removed first. Where the weights that the run started
+    with were validated (step 0), later validations are compared with them.
 
     Args:
         prompts: Gives the held-out prompts.
@@ -36,7 +41,7 @@ def run_validation(
         deadline_s: Seconds until the whole set must have settled.
 
     Returns:
-        verl's `val-core/{data_source}/acc/mean@N` and `val-aux/...`.
+        verl's `val-core/{data_source}/acc/mean@N` and `val-aux/...`; see validation_metrics.py.
 
     Raises:
         DeadlineExceededError: prompts have not settled; names them.
@@ -46,53 +51,30 @@ def run_validation(
     ledger.feed(key, specs)
     settled = ledger.wait_settled(key, partition_id, deadline_s)
     texts = _response_texts(prompts, queue, partition_id, settled)
-    _write_generations(folder, key.global_step, specs, settled, texts)
+    write_generations(folder, key.global_step, specs, settled, texts)
     queue.clear(partition_id, ledger.discard(key, partition_id))
-    return validation_metrics(specs, settled)
+    base = base_accuracies(folder) if key.global_step > 0 else None
+    return validation_metrics(specs, settled, base, answers_of(specs, settled, texts))
 
 
-def validation_metrics(
-    specs: list[PromptSpec], settled: dict[str, list[SessionRecord]]
-) -> dict[str, float]:
-    """Return accuracy and reward per data source, and over all prompts with standard error.
+def answers_of(
+    specs: Sequence[PromptSpec],
+    settled: Mapping[str, list[SessionRecord]],
+    texts: Mapping[str, str],
+) -> dict[str, str | None]:
+    """Return row key -> answer, where a row says how it is found (`extra_info.extraction`).
 
-    The standard error treats prompts as independent: sqrt(p (1 - p) / n) for one session each.
+    A session answers by its last trajectory.
     """
-    accuracy: dict[str, list[float]] = defaultdict(list)
-    reward: dict[str, list[float]] = defaultdict(list)
-    num_failed = 0
-    sessions_per_prompt = max((spec.num_sessions for spec in specs), default=1)
+    answers: dict[str, str | None] = {}
     for spec in specs:
-        source = str(spec.fields.get("data_source", "unknown"))
-        records = settled[spec.uid]
-        num_failed += sum(record.is_failed for record in records)
-        scored = [_accuracy(record) for record in records]
-        accuracy[source].append(sum(scored) / len(scored))
-        reward[source] += [r.reward for r in records if r.reward is not None]
-    metrics: dict[str, float] = {}
-    for source in accuracy:
-        metrics[f"val-core/{source}/acc/mean@{sessions_per_prompt}"] = _mean(accuracy[source])
-        if reward[source]:
-            metrics[f"val-aux/{source}/reward/mean@{sessions_per_prompt}"] = _mean(reward[source])
-    everything = [value for values in accuracy.values() for value in values]
-    mean = _mean(everything)
-    metrics["val-aux/accuracy"] = mean
-    metrics["val-aux/accuracy_stderr"] = math.sqrt(
-        sum((value - mean) ** 2 for value in everything) / len(everything) ** 2
-    )
-    metrics["val-aux/num_prompts"] = float(len(everything))
-    metrics["val-aux/failed_sessions"] = float(num_failed)
-    return metrics
-
-
-def _accuracy(record: SessionRecord) -> float:
-    if record.is_failed:
-        return 0.0
-    return float(record.reward_extra.get("acc", record.reward or 0.0))
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+        name = (spec.fields.get("extra_info") or {}).get("extraction")
+        if not isinstance(name, str) or name not in ANSWER_EXTRACTORS:
+            continue
+        extract = ANSWER_EXTRACTORS.get(name)
+        last_keys = [record.keys[-1] for record in settled[spec.uid] if record.keys]
+        answers |= {key: extract(texts[key]) for key in last_keys}
+    return answers
 
 
 def _response_texts(
@@ -112,27 +94,67 @@ def _response_texts(
     }
 
 
-def _write_generations(
+def write_generations(
     folder: Path,
     global_step: int,
-    specs: list[PromptSpec],
-    settled: dict[str, list[SessionRecord]],
-    texts: dict[str, str],
+    specs: Sequence[PromptSpec],
+    settled: Mapping[str, list[SessionRecord]],
+    texts: Mapping[str, str],
 ) -> None:
-    path = folder / "generations" / f"step-{global_step:04d}.jsonl"
+    """Write one line per session, failed ones with their error, or no file at all.
+
+    Args:
+        folder: The run folder.
+        global_step: Names the file, `generations/step-NNNN.jsonl`.
+        specs: The held-out prompts.
+        settled: Uid -> how its sessions ended.
+        texts: Row key -> response.
+    """
+    path = generations_path(folder, global_step)
     path.parent.mkdir(exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for spec in specs:
-            for record in settled[spec.uid]:
-                line = {
-                    "step": global_step,
-                    "index": spec.index,
-                    "data_source": spec.fields.get("data_source"),
-                    "prompt": spec.raw_prompt[-1]["content"],
-                    "ground_truth": (spec.fields.get("reward_model") or {}).get("ground_truth"),
-                    "responses": [texts[key] for key in record.keys],
-                    "score": record.reward,
-                    **record.reward_extra,
-                    "error": record.error_message or None,
-                }
-                file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+    lines = [
+        json.dumps(_line(global_step, spec, record, texts), ensure_ascii=False, default=str)
+        for spec in specs
+        for record in settled[spec.uid]
+    ]
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
+
+
+def generations_path(folder: Path, global_step: int) -> Path:
+    """Return where a validation's generations are."""
+    return folder / "generations" / f"step-{global_step:04d}.jsonl"
+
+
+def base_accuracies(folder: Path) -> dict[str, float]:
+    """Return the accuracy per held-out prompt of the validation before step 1; empty if none was.
+
+    Sessions of one prompt are averaged.
+    """
+    path = generations_path(folder, 0)
+    if not path.is_file():
+        return {}
+    found: dict[str, list[float]] = defaultdict(list)
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            record = json.loads(line)
+            key = question_key(record["index"], [{"content": record["prompt"]}])
+            found[key].append(record["acc"])
+    return {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def _line(
+    global_step: int, spec: PromptSpec, record: SessionRecord, texts: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        **record.reward_extra,
+        "step": global_step,
+        "index": spec.index,
+        "session": record.session_id,
+        "data_source": spec.fields.get("data_source"),
+        "prompt": spec.raw_prompt[-1]["content"],
+        "ground_truth": (spec.fields.get("reward_model") or {}).get("ground_truth"),
+        "responses": [texts[key] for key in record.keys],
+        "score": record.reward,
+        "acc": accuracy_of(record),
+        "error": record.error_message or None,
+    }

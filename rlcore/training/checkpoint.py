@@ -65,7 +65,6 @@ def read_checkpoint(
     """
     try:
         counters = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
-        weights = load_file(folder / WEIGHTS)
         training = torch.load(folder / OPTIMIZER, weights_only=True)
     except (OSError, json.JSONDecodeError, SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: cannot be read: {error}") from error
@@ -75,13 +74,27 @@ def read_checkpoint(
             f"{folder}: format {found}, this version reads {FORMAT_VERSION}; use the rollflow "
             "version that wrote it"
         )
-    _check_same_model(folder, weights, _untied(model))
-    with torch.no_grad():
-        for name, tensor in _untied(model).items():
-            tensor.copy_(weights[name])
+    read_weights(folder, model)
     optimizer.load_state_dict(training["optimizer"])
     torch.set_rng_state(training["rng"])
     return counters
+
+
+def read_weights(folder: Path, model: PreTrainedModel) -> None:
+    """Load the weights of a checkpoint into a model of the same architecture.
+
+    Raises:
+        CheckpointError: they cannot be read, or are of another model.
+    """
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+    own = _untied(model)
+    _check_same_model(folder, weights, own)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
 
 
 def export_model(folder: Path, model: PreTrainedModel, source: Path) -> None:

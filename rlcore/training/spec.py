@@ -1,11 +1,13 @@
 """What a training worker needs to know: plain values, so that it can be sent to any process."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlcore.algorithms.aggregate import AggMode
 from rlcore.config import RunConfig
+from rlcore.training.loss_choice import loss_choice
 from rlcore.training.schedule import LearningRate
 
 
@@ -42,9 +44,16 @@ class TrainingSpec:
     shuffle: bool = False
     shuffle_seed: int = 42
     loss_mode: str = "vanilla"
-    clip_ratio_low: float = 0.2
-    clip_ratio_high: float = 0.2
-    clip_ratio_c: float | None = 3.0
+    loss_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the policy loss reads of the configuration, as keyword arguments."""
+    has_is_weights: bool = False
+    """Whether compute_advantage wrote `rollout_is_weights`."""
+    has_train_mask: bool = False
+    """Whether compute_advantage wrote `train_mask`."""
+    rejections: tuple[Mapping[str, Any], ...] = ()
+    """Of bypass mode, where they compare with the weights being trained."""
+    off_policy_delta: float | None = None
+    """Bound of the off-policy sequence mask."""
     loss_agg_mode: AggMode = "token-mean"
     loss_scale_factor: float | None = None
     entropy_coeff: float = 0.0
@@ -75,7 +84,7 @@ class TrainingSpec:
                 `trainer.total_training_steps`.
         """
         model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
-        rollout = config.actor_rollout_ref.rollout
+        rollout, loss = config.actor_rollout_ref.rollout, loss_choice(config)
         return cls(
             run_id=run_id,
             attempt=attempt,
@@ -96,10 +105,12 @@ class TrainingSpec:
             ppo_epochs=actor.ppo_epochs,
             shuffle=actor.shuffle,
             shuffle_seed=actor.data_loader_seed,
-            loss_mode=actor.policy_loss.loss_mode,
-            clip_ratio_low=actor.clip_ratio_low,
-            clip_ratio_high=actor.clip_ratio_high,
-            clip_ratio_c=actor.clip_ratio_c,
+            loss_mode=loss.name,
+            loss_settings=loss.settings,
+            has_is_weights=loss.has_is_weights,
+            has_train_mask=loss.has_train_mask,
+            rejections=loss.rejections,
+            off_policy_delta=actor.policy_loss.off_policy_delta,
             loss_agg_mode=actor.loss_agg_mode,
             loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
             entropy_coeff=actor.entropy_coeff,

@@ -12,14 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlcore.algorithms import POLICY_LOSSES, PolicyLossInputs, PolicyLossSettings, agg_loss
-from rlcore.algorithms.policy_losses import ZERO_ADVANTAGE_IS_ZERO_GRADIENT
+from rlcore.algorithms import (
+    POLICY_LOSSES,
+    PolicyLossInputs,
+    agg_loss,
+    drop_drifted,
+    drop_rejected,
+)
 from rlcore.training.batches import MicroBatchLimits, Rows, micro_batches
 from rlcore.training.policy import Policy
 from rlcore.training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
+# What every update reads; PolicyUpdater.columns adds what its loss and corrections need.
 LOSS_COLUMNS = ("prompts", "responses", "response_mask", "old_log_probs", "advantages")
 
 
@@ -51,6 +57,7 @@ class PolicyUpdater:
         self._policy = policy
         self._spec = spec
         self._loss = POLICY_LOSSES.get(spec.loss_mode)
+        self.columns = self._wanted_columns()
         self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.limits = MicroBatchLimits(
             max_rows=spec.micro_batch_rows, max_tokens=spec.micro_batch_tokens
@@ -65,6 +72,9 @@ class PolicyUpdater:
 
     def step(self, rows: Rows, indices: Sequence[int], lr: float) -> StepOutcome:
         """Make one optimizer step on the rows `indices`, or none if a number is not finite."""
+        if self._spec.has_train_mask:
+            # Loss and totals count what rollout correction left.
+            rows = {**rows, "response_mask": rows["train_mask"]}
         self.optimizer.zero_grad(set_to_none=True)
         totals = _totals(rows, indices)
         trained = [i for i in indices if self._teaches(rows, i)]
@@ -86,14 +96,20 @@ class PolicyUpdater:
         }
         return StepOutcome(metrics=sums, nonfinite_rows=[])
 
+    def _wanted_columns(self) -> tuple[str, ...]:
+        extra = {
+            "rollout_log_probs": "rollout_logp" in self._loss.needs,
+            "rollout_is_weights": self._spec.has_is_weights,
+            "train_mask": self._spec.has_train_mask,
+        }
+        return (*LOSS_COLUMNS, *(name for name, is_wanted in extra.items() if is_wanted))
+
     def release_gradients(self) -> None:
         """Free the gradients' memory until the next step."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def _teaches(self, rows: Rows, index: int) -> bool:
-        can_skip = (
-            self._spec.loss_mode in ZERO_ADVANTAGE_IS_ZERO_GRADIENT and not self._spec.entropy_coeff
-        )
+        can_skip = self._loss.is_silent_without_advantage and not self._spec.entropy_coeff
         mask = rows["response_mask"][index].bool()
         if not can_skip:
             return bool(mask.any())
@@ -110,13 +126,10 @@ class PolicyUpdater:
         """Add a micro-batch's gradient and metrics; return its rows of non-finite loss, if any."""
         logp, entropy = self._forward(rows, micro)
         mask = _column(rows, "response_mask", micro)
-        inputs = PolicyLossInputs(
-            old_logp=_column(rows, "old_log_probs", micro),
-            logp=logp,
-            adv=_column(rows, "advantages", micro),
-            mask=mask,
+        inputs = self._inputs(rows, micro, logp, mask)
+        policy_loss, metrics = self._loss(
+            inputs, agg_kw=self._aggregation(totals), **self._spec.loss_settings
         )
-        policy_loss, metrics = self._loss(inputs, self._settings(totals))
         loss = policy_loss
         if self._spec.entropy_coeff:
             bonus = agg_loss(entropy, mask, self._spec.loss_agg_mode, **self._aggregation(totals))
@@ -143,14 +156,21 @@ class PolicyUpdater:
             pad_sequence(list(entropy.split(lengths)), batch_first=True),
         )
 
-    def _settings(self, totals: dict[str, Any]) -> PolicyLossSettings:
-        return PolicyLossSettings(
-            clip_low=self._spec.clip_ratio_low,
-            clip_high=self._spec.clip_ratio_high,
-            dual_clip=self._spec.clip_ratio_c,
-            agg=self._spec.loss_agg_mode,
-            agg_kw=self._aggregation(totals),
+    def _inputs(self, rows: Rows, micro: list[int], logp: Tensor, mask: Tensor) -> PolicyLossInputs:
+        def optional(name: str) -> Tensor | None:
+            return _column(rows, name, micro) if name in self.columns else None
+
+        inputs = PolicyLossInputs(
+            old_logp=_column(rows, "old_log_probs", micro),
+            logp=logp,
+            adv=_column(rows, "advantages", micro),
+            mask=mask,
+            is_weights=optional("rollout_is_weights"),
+            rollout_logp=optional("rollout_log_probs"),
         )
+        inputs = drop_rejected(inputs, self._spec.rejections)
+        delta = self._spec.off_policy_delta
+        return inputs if delta is None else drop_drifted(inputs, delta)
 
     def _aggregation(self, totals: dict[str, Any]) -> dict[str, Any]:
         return {**totals, "loss_scale_factor": self._spec.loss_scale_factor}

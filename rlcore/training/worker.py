@@ -28,7 +28,8 @@ from rlcore.training.checkpoint import (
 from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
 from rlcore.training.spec import TrainingSpec
-from rlcore.training.update import LOSS_COLUMNS, PolicyUpdater
+from rlcore.training.start_weights import StartWeights
+from rlcore.training.update import PolicyUpdater
 from rlcore.training.versions import WeightVersions
 from rlcore.types import CallKey, WeightMeta
 
@@ -63,25 +64,40 @@ class TrainingWorker:
         self.updater = PolicyUpdater(self.policy, spec)
         self.versions = WeightVersions(Path(spec.folder) / "weight_version")
         self.progress = Progress()
+        self.start_weights = StartWeights()
+        self.published: WeightMeta | None = None
+        """What the segment holds."""
         self._fence = Fence(spec.run_id, spec.attempt)
 
     def give_up(self, key: CallKey) -> None:
         """Refuse a try of a phase from now on; a call of it that runs goes on to its end."""
         self._fence.give_up(key)
 
-    def compute_log_prob(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
-        """Return the columns `old_log_probs` and `entropy` under the current weights, and metrics.
+    def compute_log_prob(
+        self, key: CallKey, rows: Rows, *, keeps_start: bool = False
+    ) -> tuple[Rows, dict[str, float]]:
+        """Return the columns `old_log_probs` and `entropy` under the step's first weights.
 
         With the column `rollout_log_probs` the metrics tell how far the engine was off.
 
+        Args:
+            key: Names step and inner step.
+            rows: Columns.
+            keeps_start: The step has several inner steps: a copy of the weights at its first one
+                is kept, and used at the others.
+
         Raises:
-            FencedError: an older caller; or the update of this inner step has begun, so that the
-                weights are no longer those of its start.
+            FencedError: an older caller; the update of this inner step has begun, so that the
+                weights are no longer those of its start; or the copy is not there.
             DataError: a column is missing or malformed.
         """
         self._fence.admit(key)
         if self.progress.has_begun(key):
             raise FencedError(f"{key} was refused: the update of this inner step has begun")
+        with self.start_weights.of_step(key, self.policy.model, is_needed=keeps_start):
+            return self._compute_log_prob(key, rows)
+
+    def _compute_log_prob(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
         count = check_rows(rows, ["prompts", "responses", "response_mask"])
         started = time.perf_counter()
         old: list[torch.Tensor] = [torch.empty(0)] * count
@@ -108,7 +124,7 @@ class TrainingWorker:
 
         Args:
             key: Names the inner step; a repeat returns the stored metrics.
-            rows: Columns, see `rlcore.training.update.LOSS_COLUMNS`.
+            rows: Columns, see `PolicyUpdater.columns`.
             groups: Label (uid) of each row: mini-batches are whole groups.
 
         Raises:
@@ -121,7 +137,7 @@ class TrainingWorker:
         if stored is not None:
             logger.info("%s: applied already, returning the stored metrics", key)
             return stored
-        check_rows(rows, LOSS_COLUMNS)
+        check_rows(rows, self.updater.columns)
         started = time.perf_counter()
         lr = self.spec.learning_rate.at(self.progress.num_inner_steps)
         for position, indices in enumerate(self._plan(key, groups)):
@@ -150,7 +166,10 @@ class TrainingWorker:
         self._fence.admit(key)
         path = segment_path(directory, self.spec.run_id)
         named = self.policy.model.state_dict().items()
-        return write_tensors(path, named, dtype, self.versions.current())
+        # While it is written it holds nothing.
+        self.published = None
+        self.published = write_tensors(path, named, dtype, self.versions.current())
+        return self.published
 
     def save_checkpoint(self, key: CallKey, folder: str | Path) -> None:
         """Write everything needed to go on from here to `folder`.
@@ -160,7 +179,11 @@ class TrainingWorker:
             CheckpointError: it cannot be written.
         """
         self._fence.admit(key)
-        counters = {**self.progress.state_dict(), "weight_version": self.versions.current()}
+        counters = {
+            **self.progress.state_dict(),
+            "weight_version": self.versions.current(),
+            "skipped_versions": self.versions.skipped,
+        }
         write_checkpoint(Path(folder), self.policy.model, self.updater.optimizer, counters)
 
     def load_checkpoint(self, key: CallKey, folder: str | Path) -> None:
@@ -172,7 +195,7 @@ class TrainingWorker:
         """
         self._fence.admit(key)
         counters = read_checkpoint(Path(folder), self.policy.model, self.updater.optimizer)
-        self.versions.restore(counters.pop("weight_version"))
+        self.versions.restore(counters.pop("weight_version"), counters.pop("skipped_versions", ()))
         self.progress.load_state_dict(counters)
 
     def export_hf(self, key: CallKey, folder: str | Path) -> None:
@@ -191,7 +214,8 @@ class TrainingWorker:
             "applied": self.progress.last_finished,
             "inner_steps": self.progress.num_inner_steps,
             "nonfinite_steps": self.progress.num_nonfinite,
-            "weight_version": self.versions.newest,
+            "weight_version": self.versions.present,
+            "skipped_versions": self.versions.skipped,
             "packing": self.policy.packing,
             "num_threads": torch.get_num_threads(),
         }

@@ -37,6 +37,26 @@ def test_what_is_missing_or_does_not_divide_is_named(project, override, message)
     assert runs_of(project, "bad") == []
 
 
+def test_bad_data_is_named_by_file_and_row(project):
+    good = (project.root / "data/tiny/train.parquet").read_bytes()
+    (project.root / "cut.parquet").write_bytes(good[: len(good) // 2])
+    rows = [{"prompt": [{"role": "robot", "content": "x"}], "data_source": "rollflow/letters",
+             "reward_model": {"ground_truth": "a"}}] * 2  # fmt: skip
+    rows.append({**rows[0], "reward_model": {"ground_truth": float("nan")}})
+    (project.root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, text = project.run(
+        "train", "grpo-tiny", "data.train_files=[data/tiny/train.parquet,cut.parquet]",
+        "data.val_files=rows.jsonl", "trainer.runs_root=bad",
+        f"data.cache_dir={project.root}/cache",
+    )  # fmt: skip
+    assert code == 2
+    assert "cut.parquet: a truncated parquet file" in text
+    for row in (0, 1, 2):
+        assert f"rows.jsonl row {row}: prompt: role 'robot' is unknown" in text
+    assert "Traceback" not in text
+    assert runs_of(project, "bad") == []
+
+
 def test_the_module_is_the_same_command(project):
     code, text = project.run("grpo-tiny", "data.train_files=none.parquet", module="flows.train")
     assert code == 2

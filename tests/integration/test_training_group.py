@@ -12,9 +12,10 @@ from rlcore.buffer.transfer_queue import QueueClient
 from rlcore.checkpoint_engine.segment import read_tensors
 from rlcore.cluster.queue_host import start_queue_host, stop_queue_host
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
-from rlcore.config import load_config
+from rlcore.config import RunConfig, load_config
 from rlcore.errors import ActorUnavailableError, ConfigError, FencedError
 from rlcore.testing.tiny_model import build_tiny_model
+from rlcore.trainer.advantage import AdvantageSpec, compute_advantage
 from rlcore.types import CallKey, SampledBatch
 
 pytestmark = pytest.mark.integration
@@ -24,6 +25,7 @@ TRAIN = f"{RUN}/train"
 
 @dataclass
 class Bench:
+    config: RunConfig
     group: TrainingGroup
     queue: QueueClient
     batch: SampledBatch
@@ -33,8 +35,16 @@ class Bench:
 def bench(ray_session, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     build_tiny_model(folder / "model", num_layers=1, width=32)
+    correction = "algorithm.rollout_correction."
     config = load_config(
-        "grpo-tiny", {"actor_rollout_ref.model.path": str(folder / "model"), "ray.num_threads": 1}
+        "grpo-tiny",
+        {
+            "actor_rollout_ref.model.path": str(folder / "model"),
+            "ray.num_threads": 1,
+            f"{correction}rollout_is": "token",
+            f"{correction}rollout_rs": "token_k1",
+            f"{correction}rollout_rs_threshold": 1.5,
+        },
     )
     host = start_queue_host(RUN, 1)
     group = start_training_group(config, run_id=RUN, attempt=1, folder=folder)
@@ -45,16 +55,20 @@ def bench(ray_session, tmp_path_factory):
             "responses": np.arange(5, 6 + i % 3),
             "response_mask": np.ones(1 + i % 3, dtype=np.int64),
             "rollout_log_probs": np.full(1 + i % 3, -4.5, dtype=np.float32),
+            "rm_scores": np.arange(1 + i % 3, dtype=np.float32),
         }
         for i in range(16)
     ]
     host.put_rows(1, TRAIN, keys, rows, [{} for _ in keys])
-    tags = [{"uid": key[:2], "seq_len": 7 + i % 3} for i, key in enumerate(keys)]
+    tags = [
+        {"uid": key[:2], "session_id": i % 4, "reward": float(i % 4), "seq_len": 7 + i % 3}
+        for i, key in enumerate(keys)
+    ]
     batch = SampledBatch(
         lease_id="l1", global_step=1, inner_step=0, uids=["u0", "u1", "u2", "u3"],
         keys=keys, tags=tags, metrics={},
     )  # fmt: skip
-    yield Bench(group, QueueClient(deadline_s=20), batch)
+    yield Bench(config, group, QueueClient(deadline_s=20), batch)
     group.stop()
     stop_queue_host(RUN, 1)
 
@@ -72,8 +86,19 @@ def test_a_step_on_rows_of_the_queue(bench: Bench, tmp_path: Path):
     assert metrics["actor/entropy"] == pytest.approx(torch.cat(columns["entropy"]).mean().item())
     gap = (-4.5 - torch.cat(columns["old_log_probs"])).mean().item()
     assert metrics["rollout_corr/kl"] == pytest.approx(gap, rel=1e-4)
-    advantages = [torch.full((1 + i % 3,), i % 4 - 1.5) for i in range(16)]
-    queue.put(TRAIN, batch.keys, {"advantages": advantages})
+    spec = AdvantageSpec.from_config(bench.config)
+    corrected = compute_advantage(queue, TRAIN, batch, spec)
+    written = ["advantages", "train_mask", "rollout_is_weights", "old_log_probs"]
+    columns = queue.get(TRAIN, batch.keys, written)
+    # scores 0, 1, 2, 3: deviations from 1.5 over sqrt(5 / 3)
+    assert columns["advantages"][0][0].item() == pytest.approx(-1.5 / (5 / 3) ** 0.5, rel=1e-4)
+    ratio = (torch.cat(columns["old_log_probs"]) + 4.5).exp()
+    kept = (ratio >= 1 / 1.5) & (ratio <= 1.5)
+    assert torch.cat(columns["train_mask"]).bool().tolist() == kept.tolist()
+    weights = torch.cat(columns["rollout_is_weights"])
+    assert torch.allclose(weights, ratio.clamp(max=2) * kept)
+    rejected = corrected["rollout_corr/rollout_rs_masked_fraction"]
+    assert rejected == pytest.approx(1 - kept.float().mean().item())
     updated = group.update_actor(call_key("update_actor"), TRAIN, batch)
     assert updated["actor/optimizer_steps"] == 1 and updated["actor/grad_norm"] > 0
     assert group.update_actor(call_key("update_actor"), TRAIN, batch) == updated

@@ -1,16 +1,9 @@
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rlcore.agent_loop import AgentLoopBase, register
-from rlcore.agent_loop.session import SessionRunner
-from rlcore.data.dataset import PromptOrder, load_dataset, make_specs
-from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ActorUnavailableError
-from rlcore.reward.function import load_reward_function
-from rlcore.rollout.client import LLMServerClient
-from rlcore.rollout.router import Router
 from rlcore.testing.rollout import CountingReplica
 from rlcore.types import AgentLoopOutput
 
@@ -66,33 +59,6 @@ class BadLoop(AgentLoopBase):
                 async with asyncio.timeout(0):
                     await asyncio.sleep(1)
         raise AssertionError("unknown fault")
-
-
-@pytest.fixture
-def run_session(make_config):
-    def run_session(
-        replica=None, session_id=0, fields=None, validate=False, reward=None, **overrides
-    ):
-        config = make_config(**overrides)
-        dataset = load_dataset(config, "train")
-        [spec] = make_specs(
-            dataset,
-            PromptOrder(num_rows=len(dataset), batch_size=4, shuffle=False, seed=0),
-            start=5, count=1, run_id="run", partition_id="run/train", global_step=3,
-            num_sessions=4, validate=validate,
-        )  # fmt: skip
-        spec.fields.update(fields or {})
-        tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
-        client = LLMServerClient(
-            Router({"replica-0": replica or CountingReplica()}, empty_deadline_s=0.05), seed=0
-        )
-        with ThreadPoolExecutor(1) as pool:
-            runner = SessionRunner(
-                config, client, tokenizer, reward or load_reward_function(config), [2], pool
-            )
-            return spec, asyncio.run(runner.run(spec, session_id))
-
-    return run_session
 
 
 def vowel_share(ids):
@@ -202,9 +168,8 @@ def test_a_failed_session_is_data(run_session, fault, error_type, message):
 
 def test_an_unknown_agent_loop_is_named(run_session):
     _, result = run_session(fields={"agent_name": "no_such_loop"})
-    assert "unknown agent loop 'no_such_loop'; known: single_turn_agent" in (
-        result.record.error_message
-    )
+    assert "unknown agent loop 'no_such_loop'; known: " in result.record.error_message
+    assert "single_turn_agent" in result.record.error_message
 
 
 def test_a_missing_replica_is_not_the_sessions_fault(run_session):
@@ -227,3 +192,15 @@ def test_a_loop_that_scores_itself_is_not_scored_again(run_session):
 
     _, result = run_session(fields={"agent_name": "test_scores_itself"}, reward=reward)
     assert (result.record.reward, result.record.reward_extra) == (3.0, {"acc": 1.0})
+
+
+def test_a_prompt_that_is_too_long_is_cut_before_it_is_asked(run_session):
+    # "Vowels, line 5" in the template has 33 tokens.
+    limits = {"data__max_prompt_length": 20}
+    _, whole = run_session()
+    prompt = whole.rows[0]["prompts"].tolist()
+    assert len(prompt) == 33
+    _, cut = run_session(data__truncation="left", **limits)
+    assert cut.rows[0]["prompts"].tolist() == prompt[-20:]
+    _, cut = run_session(data__truncation="middle", **limits)
+    assert cut.rows[0]["prompts"].tolist() == prompt[:10] + prompt[-10:]

@@ -12,9 +12,9 @@ from rlcore.buffer.ledger import Ledger
 from rlcore.data.dataset import PromptOrder, load_dataset, make_specs
 from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ActorUnavailableError, FencedError
-from rlcore.reward.function import load_reward_function
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
+from rlcore.testing.rewards import InlineRewards
 from rlcore.testing.rollout import CountingReplica, LocalLedger, MemoryQueue
 from rlcore.types import CallKey
 
@@ -42,11 +42,13 @@ async def until(is_done):
 class Harness:
     """A worker with a real ledger and in-process replica and queue."""
 
-    def __init__(self, config, tmp_path, *, num_prompts, replica=None, reward=None, **ledger):
+    def __init__(
+        self, config, tmp_path, *, num_prompts, replica=None, reward=None, fields=None, **ledger
+    ):
         self.config = config
         self.queue = MemoryQueue()
         self.replica = replica or CountingReplica(num_tokens=4)
-        self.reward = reward or load_reward_function(config)
+        self.rewards = InlineRewards(reward) if reward else InlineRewards.from_config(config)
         self.ledger = Ledger("run", tmp_path / "journal.jsonl", 1, **ledger)
         self.local = LocalLedger(self.ledger)
         dataset = load_dataset(config, "train")
@@ -55,6 +57,8 @@ class Harness:
             dataset, order, start=0, count=num_prompts, run_id="run", partition_id=PARTITION,
             global_step=1, num_sessions=config.actor_rollout_ref.rollout.n,
         )  # fmt: skip
+        for spec in self.specs:
+            spec.fields.update(fields or {})
         self.ledger.feed(KEY, self.specs)
 
     def worker(self, worker_id="worker-0", renew_interval_s=0.02):
@@ -67,7 +71,7 @@ class Harness:
             queue=self.queue,
             client=LLMServerClient(router, seed=0),
             tokenizer=load_tokenizer(model),
-            reward_function=self.reward,
+            rewards=self.rewards,
             times=WorkerTimes(claim_wait_s=0.02, renew_interval_s=renew_interval_s),
         )
 
@@ -83,10 +87,10 @@ class Harness:
 
 @pytest.fixture
 def harness(make_config, tmp_path):
-    def harness(num_prompts=4, replica=None, reward=None, lease_s=60.0, **overrides):
+    def harness(num_prompts=4, replica=None, reward=None, fields=None, lease_s=60.0, **overrides):
         return Harness(
             make_config(**overrides), tmp_path, num_prompts=num_prompts, replica=replica,
-            reward=reward, claim_lease_s=lease_s,
+            reward=reward, fields=fields, claim_lease_s=lease_s,
         )  # fmt: skip
 
     return harness
@@ -170,7 +174,7 @@ def test_leases_are_renewed_while_user_code_blocks_the_event_loop(harness):
     h = harness(
         num_prompts=1,
         lease_s=0.15,
-        actor_rollout_ref__rollout__agent__default_agent_loop="test_blocks_the_loop",
+        fields={"agent_name": "test_blocks_the_loop"},
         actor_rollout_ref__rollout__n=2,
     )
 
@@ -283,12 +287,11 @@ def test_a_worker_process_imports_no_torch(make_config, tmp_path):
     code = f"""
 import asyncio, sys
 import rlcore.cluster.agent_loop_worker
-from concurrent.futures import ThreadPoolExecutor
 from rlcore.config import RunConfig
 from rlcore.agent_loop.session import SessionRunner
 from rlcore.data.dataset import PromptOrder, load_dataset, make_specs
 from rlcore.data.tokenizer import load_tokenizer
-from rlcore.reward.function import load_reward_function
+from rlcore.reward.loop import RewardLoopManager
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.testing.rollout import CountingReplica
@@ -300,9 +303,16 @@ order = PromptOrder(num_rows=len(dataset), batch_size=1, shuffle=False, seed=0)
                     global_step=1, num_sessions=1)
 client = LLMServerClient(Router({{"a": CountingReplica(num_tokens=3)}}), seed=0)
 tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
-runner = SessionRunner(config, client, tokenizer, load_reward_function(config), [2],
-                       ThreadPoolExecutor(1))
-result = asyncio.run(runner.run(spec, 0))
+rewards = RewardLoopManager(config)
+runner = SessionRunner(config, client, tokenizer, rewards, [2])
+
+async def run():
+    await rewards.start()
+    result = await runner.run(spec, 0)
+    await rewards.close()
+    return result
+
+result = asyncio.run(run())
 assert result.record.error_message == "", result.record.error_message
 print(len(result.rows[0]["responses"]), "torch" in sys.modules)
 """

@@ -72,11 +72,16 @@ class Source:
     """A trainer whose weights follow from its version."""
 
     def __init__(self, folder: Path) -> None:
+        self.published = None
         self.path = folder / "weights"
         self.version = 1
 
     def publish_weights(self, key: CallKey) -> WeightMeta:
-        return write_tensors(self.path, tensors(self.version), "auto", self.version)
+        self.published = write_tensors(self.path, tensors(self.version), "auto", self.version)
+        return self.published
+
+    def published_weights(self) -> WeightMeta | None:
+        return self.published
 
 
 class Cell:

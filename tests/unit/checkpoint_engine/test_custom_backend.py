@@ -84,7 +84,7 @@ def test_a_file_of_the_users_brings_a_backend(tmp_path):
             "+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.by_hand.note=hello",
         ],
     )
-    assert config.user_modules == [str(path)]
+    assert config.user_modules == (str(path),)
     with pytest.raises(ConfigError, match="unknown checkpoint engine 'by_hand'"):
         CheckpointEngineManager(Source(tmp_path / "w"), {}, backend="by_hand")
     load_user_modules(config.user_modules)

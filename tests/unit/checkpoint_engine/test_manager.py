@@ -19,12 +19,17 @@ class Source:
     """A trainer whose only weight is its version."""
 
     def __init__(self, folder: Path) -> None:
+        self.published = None
         self.path = folder / "weights"
         self.version = 0
 
     def publish_weights(self, key: CallKey) -> WeightMeta:
         weight = torch.full((4,), float(self.version))
-        return write_tensors(self.path, [("w", weight)], "bfloat16", self.version)
+        self.published = write_tensors(self.path, [("w", weight)], "bfloat16", self.version)
+        return self.published
+
+    def published_weights(self) -> WeightMeta | None:
+        return self.published
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """`rollflow check`: exit codes, output, and what it does not import."""
 
 import json
+import statistics
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -84,3 +86,82 @@ def test_check_imports_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout.splitlines()[-1] == "IMPORTED []"
+
+
+SCRIPT = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a "
+    "data.val_files=b actor_rollout_ref.model.path=c actor_rollout_ref.actor.use_dynamic_bsz=True "
+    "actor_rollout_ref.rollout.n=8 trainer.balance_batch=True trainer.n_gpus_per_node=8"
+)
+
+
+def test_a_script_of_verls_is_answered_with_three_lists():
+    result = rollflow("check", "--from-verl", SCRIPT)
+    assert result.exit_code == 2
+    assert "1 problem in the configuration (the script)" in result.stderr
+    for text in ("honoured (6):", "satisfied anyway, or without effect (1):", "refused (1):"):
+        assert text in result.stderr
+
+
+def test_overrides_after_a_script_win():
+    result = rollflow("check", "--from-verl", SCRIPT, "trainer.n_gpus_per_node=1", "seed=3")
+    assert result.exit_code == 0, result.stderr
+    assert "  seed = 3\n" in result.stdout
+    assert "refused (0):" in result.stdout
+    told = json.loads(
+        rollflow("check", "--json", "--from-verl", SCRIPT, "trainer.n_gpus_per_node=1").stdout
+    )
+    assert told["ok"] is True
+    assert told["script"]["refused"] == []
+    assert "actor_rollout_ref.rollout.n=8" in told["script"]["honoured"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check"], "give a preset"),
+        (["check", "grpo-tiny", "--from-verl", SCRIPT], "not both"),
+        (["check", "--from-verl", "nowhere.sh"], "neither a command"),
+    ],
+)
+def test_what_to_check_is_asked_for(arguments, message):
+    result = rollflow(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_exit_codes_are_documented():
+    assert "Exit codes: 0 done" in rollflow("check", "--help").stdout
+
+
+def test_schema_is_printed():
+    told = json.loads(rollflow("schema").stdout)
+    assert told["properties"]["seed"]["unit"] == "seed"
+
+
+def test_doctor_tells_its_findings():
+    told = json.loads(rollflow("doctor", "--json").stdout)
+    assert {"level", "subject", "message", "fix"} == set(told["findings"][0])
+    result = rollflow("doctor")
+    assert result.exit_code == (2 if "\nerror" in f"\n{result.stdout}" else 0)
+    assert "python: 3." in result.stdout
+
+
+def test_memory_is_summed_up(tmp_path):
+    told = json.loads(
+        rollflow("check", "grpo-tiny", f"actor_rollout_ref.model.path={tmp_path}", "--json").stdout
+    )
+    assert "unknown" in told["plan"]["memory"]
+
+
+def test_check_takes_at_most_sixty_times_an_empty_python():
+    def seconds(*arguments):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], capture_output=True, timeout=60, check=True)
+        return time.perf_counter() - began
+
+    ratios = []
+    for _ in range(5):
+        empty = seconds("-c", "pass")
+        ratios.append(seconds("-m", "flows.cli", "check", "grpo-tiny", "seed=1") / empty)
+    assert statistics.median(ratios) <= 60

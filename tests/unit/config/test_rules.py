@@ -45,8 +45,8 @@ def problems_of(*overrides):
             "data.max_prompt_length 64 + max_response_length 8 = 72 tokens",
         ),
         ([f"{A}rollout.n=1"], f"{A}rollout.n", "at least 2"),
-        (["algorithm.gamma=0.9"], "algorithm.gamma", "adv_estimator=grpo"),
-        (["algorithm.lam=0.9"], "algorithm.lam", "adv_estimator=grpo"),
+        (["algorithm.gamma=0.9"], "algorithm.gamma", "no effect with algorithm.adv_estimator=grpo"),
+        (["algorithm.lam=0.9"], "algorithm.lam", "no effect with algorithm.adv_estimator=grpo"),
         ([f"{ACTOR}loss_scale_factor=8"], f"{ACTOR}loss_scale_factor", "loss_agg_mode=token-mean"),
         (
             [f"{ACTOR}optim.lr_warmup_steps=2", f"{ACTOR}optim.lr_warmup_steps_ratio=0.1"],
@@ -97,7 +97,7 @@ def test_kept_rule(overrides):
 
 def test_several_rules_are_told_together():
     found = problems_of("data.train_batch_size=6", "algorithm.gamma=0.9", f"{A}rollout.n=1")
-    assert list(found) == [f"{ACTOR}ppo_mini_batch_size", f"{A}rollout.n", "algorithm.gamma"]
+    assert set(found) == {"algorithm.gamma", f"{ACTOR}ppo_mini_batch_size", f"{A}rollout.n"}
 
 
 def test_rules_are_told_beside_wrong_values():
@@ -138,12 +138,10 @@ def test_the_model_refuses_by_itself_too():
         (f"{ACTOR}optim.betas=[0.9]", "too few values"),
         (f"{ACTOR}optim.betas=[0.9,x]", "valid number"),
         (f"{ACTOR}loss_agg_mode=token-median", "'token-mean'"),
-        (f"{ACTOR}policy_loss.loss_mode=vanila", "'vanilla'"),
         (f"{ACTOR}clip_ratio_c=1", "greater than 1"),
         (f"{A}rollout.max_num_seqs=8", "greater than or equal to 16"),
         (f"{A}rollout.temperature=0", "greater than 0"),
         ("reward.max_failure_ratio=2", "less than or equal to 1"),
-        ("trainer.logger=[console,screen]", "'tensorboard'"),
         ("trainer.save_freq=-2", "greater than or equal to -1"),
         ("trainer.resume_mode=maybe", "'resume_path'"),
         ("deadlines.validate=0", "greater than 0"),
@@ -163,4 +161,4 @@ def test_missing_keys_are_named():
     found = {problem.path: problem for problem in examine(None).problems}
     for key in ("data.train_files", "data.val_files", f"{A}model.path"):
         assert found[key].reason == "it is missing and has no default"
-    assert problems_of("~data.val_files")["data.val_files"].fix.startswith("set it: Parquet")
+    assert problems_of("~data.val_files")["data.val_files"].fix.startswith("set it: Files")

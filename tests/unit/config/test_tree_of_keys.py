@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlcore.config import PHASES, RunConfig
-from rlcore.config.tree import honoured_fields, merge, put, remove, section_paths
+from rlcore.config.tree import all_fields, merge, put, remove, section_paths
 from rlcore.trainer.phases import PHASE_NAMES
 
 NEEDED = {
@@ -65,6 +65,14 @@ VERL_DEFAULTS = {
     "actor_rollout_ref.rollout.val_kwargs.n": 1,
     "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
     "actor_rollout_ref.rollout.agent.default_agent_loop": "single_turn_agent",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path": None,
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": None,
+    "actor_rollout_ref.rollout.multi_turn.max_user_turns": None,
+    "actor_rollout_ref.rollout.multi_turn.max_parallel_calls": 1,
+    "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": 256,
+    "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": "middle",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path": None,
+    "actor_rollout_ref.rollout.multi_turn.format": "hermes",
     "actor_rollout_ref.rollout.checkpoint_engine.backend": "naive",
     "algorithm.gamma": 1.0,
     "algorithm.lam": 1.0,
@@ -72,6 +80,8 @@ VERL_DEFAULTS = {
     "algorithm.use_kl_in_reward": False,
     "reward.custom_reward_function.path": None,
     "reward.custom_reward_function.name": "compute_score",
+    "reward.reward_manager.name": "naive",
+    "reward.max_concurrent": 1,
     "trainer.total_epochs": 30,
     "trainer.total_training_steps": None,
     "trainer.nnodes": 1,
@@ -90,18 +100,18 @@ VERL_DEFAULTS = {
 def test_defaults_are_verls():
     defaults = {
         path: field.get_default(call_default_factory=True)
-        for path, field in honoured_fields().items()
+        for path, field in all_fields().items()
         if path in VERL_DEFAULTS
     }
     assert defaults == VERL_DEFAULTS
 
 
 def test_every_key_has_a_description():
-    assert [path for path, field in honoured_fields().items() if not field.description] == []
+    assert [path for path, field in all_fields().items() if not field.description] == []
 
 
 def test_only_files_and_model_have_no_default():
-    required = [path for path, field in honoured_fields().items() if field.is_required()]
+    required = [path for path, field in all_fields().items() if field.is_required()]
     assert required == ["data.train_files", "data.val_files", "actor_rollout_ref.model.path"]
 
 

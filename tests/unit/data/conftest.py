@@ -11,8 +11,11 @@ def tiny_root(tmp_path_factory):
 
 
 @pytest.fixture
-def make_config(tiny_root):
-    """Return the tiny preset with overrides."""
-    return lambda **overrides: tiny_config(
-        tiny_root, {key.replace("__", "."): value for key, value in overrides.items()}
-    )
+def make_config(tiny_root, tmp_path):
+    """Return the tiny preset with overrides; checked rows are kept in the test's own folder."""
+
+    def make(**overrides):
+        changed = {key.replace("__", "."): value for key, value in overrides.items()}
+        return tiny_config(tiny_root, {"data.cache_dir": str(tmp_path / "cache"), **changed})
+
+    return make

@@ -1,7 +1,10 @@
 import json
 import shutil
 
-from rlcore.data.tokenizer import encode_chat, load_tokenizer, stop_token_ids
+import pytest
+
+from rlcore.data.tokenizer import cut_prompt, encode_chat, load_tokenizer, stop_token_ids
+from rlcore.errors import DataError
 
 
 def test_a_conversation_becomes_the_templates_tokens_once(tiny_root):
@@ -27,3 +30,15 @@ def test_every_configured_end_of_sequence_stops(tiny_root, tmp_path):
     for configured, expected in [(7, [2, 7]), ([9, 7], [2, 7, 9]), (None, [2])]:
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": configured}))
         assert stop_token_ids(folder, tokenizer) == expected
+
+
+def test_a_prompt_is_cut_as_verl_cuts_it():
+    ids = list(range(10))
+    assert cut_prompt(ids, 4, "left") == [6, 7, 8, 9]
+    assert cut_prompt(ids, 4, "right") == [0, 1, 2, 3]
+    assert cut_prompt(ids, 5, "middle") == [0, 1, 7, 8, 9]
+    assert cut_prompt(ids, 1, "middle") == [9]
+    for truncation in ("left", "right", "middle", "error"):
+        assert cut_prompt(ids, 10, truncation) == ids
+    with pytest.raises(DataError, match=r"10 tokens, more than data.max_prompt_length=9"):
+        cut_prompt(ids, 9, "error")

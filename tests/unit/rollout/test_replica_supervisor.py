@@ -29,11 +29,16 @@ def key(phase: str) -> CallKey:
 
 class Source:
     def __init__(self, path: Path) -> None:
+        self.published = None
         self.path, self.version = path, 1
 
     def publish_weights(self, key: CallKey) -> WeightMeta:
         weight = torch.full((1000,), float(self.version))
-        return write_tensors(self.path, [("w", weight)], "float32", self.version)
+        self.published = write_tensors(self.path, [("w", weight)], "float32", self.version)
+        return self.published
+
+    def published_weights(self) -> WeightMeta | None:
+        return self.published
 
 
 class Fleet:

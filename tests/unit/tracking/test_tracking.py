@@ -36,6 +36,17 @@ def test_batch_metrics_are_those_of_the_tags():
     assert metrics["perf/total_num_tokens"] == 24.0  # 7 + 8 + 9
 
 
+def test_parts_of_the_reward_and_turns_are_averaged():
+    rows = batch([1.0, 0.0])
+    for turns, tag in zip((2, 6), rows.tags, strict=True):
+        tag["num_turns"] = turns
+        tag["reward_extra"] |= {"brief": -float(turns), "note": "x"}
+    metrics = batch_metrics(rows)
+    assert metrics["reward/brief/mean"] == pytest.approx(-4.0)
+    assert (metrics["num_turns/mean"], metrics["num_turns/max"]) == (4.0, 6.0)
+    assert not any("note" in name for name in metrics)
+
+
 def test_a_row_without_reward_is_named_and_never_counted_as_zero():
     with pytest.raises(DataError, match=r"rows without a reward: u_1_0 \(1 in all\)"):
         batch_metrics(batch([1.0, None]))
@@ -84,6 +95,9 @@ def test_a_tracker_that_breaks_is_switched_off_and_the_others_go_on(tmp_path, ca
     tracking.log({"a": 2.0}, 2)
     tracking.finish()
     assert calls == [1]
+    assert tracking.failures == [
+        "tracker breaks-in-test is switched off: RuntimeError('no account')"
+    ]
     assert "tracker breaks-in-test failed and is switched off" in caplog.text
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
 
@@ -105,3 +119,19 @@ def test_curves_are_drawn_from_the_metrics(tmp_path):
     assert all(
         path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written
     )
+
+
+def test_wandb_works_without_an_account_and_a_resumed_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = tmp_path / "run-7"
+    folder.mkdir()
+    config = {"trainer": {"project_name": "sums", "experiment_name": "nightly"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    for step in (1, 2):
+        tracking = Tracking(["wandb"], folder)
+        tracking.log({"critic/score/mean": 0.5}, step)
+        tracking.finish()
+        assert tracking.failures == []
+    written = list((folder / "wandb").glob("offline-run-*/run-run-7.wandb"))
+    assert len(written) == 2  # both of wandb run `run-7`, which `wandb sync` puts together
+    assert all(file.stat().st_size > 0 for file in written)

@@ -70,7 +70,10 @@ def test_the_spec_takes_its_values_from_the_configuration():
     )
     spec = TrainingSpec.from_config(config, run_id="r", attempt=2, folder=Path("runs/r"))
     assert spec.learning_rate.at(10**6) == 3e-4
-    assert (spec.clip_ratio_low, spec.clip_ratio_high, spec.clip_ratio_c) == (0.2, 0.28, 3.0)
+    assert spec.loss_mode == "vanilla"
+    assert spec.loss_settings == {
+        "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "agg": "token-mean",
+    }  # fmt: skip
     assert (spec.temperature, spec.seed, spec.num_threads, spec.attempt) == (0.7, 5, 2, 2)
     assert spec.full_determinism and spec.folder == "runs/r"
     assert spec.loss_scale_factor == config.data.max_response_length
@@ -85,9 +88,16 @@ def test_versions_are_never_given_twice(tmp_path: Path):
     assert (versions.current(), versions.newest) == (1, 1)
     later = WeightVersions(path)
     later.restore(0)
-    assert later.current() == 0
+    # Not 1, which is the newest of all: another attempt's.
+    assert (later.present, later.current()) == (0, 0)
     later.state_changed()
-    assert later.current() == 2
+    assert (later.present, later.current(), later.skipped) == (2, 2, [1])
+    later.state_changed()
+    assert (later.current(), later.skipped) == (3, [1])
+    third = WeightVersions(path)
+    third.restore(2, [1])
+    third.state_changed()
+    assert (third.current(), third.skipped) == (4, [1, 3])
     path.write_text("two")
     with pytest.raises(CheckpointError, match="'two' is not a weight version"):
         WeightVersions(path).current()

@@ -1,0 +1,192 @@
+"""Where a default, or a meaning, differs from verl's, why, and the setting that restores it.
+
+The README's table is rendered from these rows; scripts of verl's are laid over those that change
+what is computed, so that their meaning is kept.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.config.actor import SEQUENCE_AGG
+from rlcore.config.arguments import ESTIMATORS, keys_of, keys_read_by
+from rlcore.config.tree import Tree, get, markers, put
+
+_ROLLOUT = "actor_rollout_ref.rollout."
+_ACTOR = "actor_rollout_ref.actor."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deviation:
+    """One difference."""
+
+    keys: tuple[str, ...]
+    here: str
+    """What rollflow does."""
+    verl: str
+    restore: str
+    """The setting that restores verl's behaviour, or why there is none."""
+    script: dict[str, Any] | None = None
+    """What a script of verl's means where it says nothing; None: the same is computed."""
+
+
+DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        keys=("algorithm.adv_estimator",),
+        here="`grpo`",
+        verl="`gae`",
+        restore="`algorithm.adv_estimator=gae`, once the critic is there",
+        script={"algorithm.adv_estimator": "gae"},
+    ),
+    Deviation(
+        keys=(f"{_ACTOR}clip_ratio",),
+        here="fills `clip_ratio_low` and `_high` where those are not set",
+        verl="no effect alone: both are 0.2",
+        restore="set both",
+        script={f"{_ACTOR}clip_ratio_low": 0.2, f"{_ACTOR}clip_ratio_high": 0.2},
+    ),
+    Deviation(
+        keys=(f"{_ACTOR}loss_agg_mode",),
+        here="not set: `seq-mean-token-mean` with `gspo` and `sapo`",
+        verl="not set: `token-mean` with `gspo`",
+        restore="`loss_agg_mode=token-mean`",
+        script={f"{_ACTOR}loss_agg_mode": "token-mean"},
+    ),
+    Deviation(
+        keys=("data.custom_cls.path",),
+        here="its items are read once, at start",
+        verl="read at every use",
+        restore="none: a row that changes could not be trained exactly once",
+    ),
+    Deviation(
+        keys=("data.sampler.class_path",),
+        here="`update` takes results (`PromptResult`) and needs `state_dict`, `load_state_dict`",
+        verl="`update(batch: DataProto)`, no state",
+        restore="none: a resumed run would choose other rows",
+    ),
+    Deviation(
+        keys=("trainer.test_freq",),
+        here="validation's `best@k` and `maj@k` are exact, without replacement",
+        verl="bootstrap with replacement",
+        restore="none",
+    ),
+    Deviation(
+        keys=("data.train_files", "data.val_files"),
+        here="questions shared by both, or held out twice, are refused",
+        verl="not looked at",
+        restore="none",
+    ),
+    Deviation(
+        keys=("algorithm.singleton",),
+        here="a group of one session has advantage 0",
+        verl="its raw score",
+        restore="`algorithm.singleton=raw`",
+        script={"algorithm.singleton": "raw"},
+    ),
+    Deviation(
+        keys=("algorithm.gpg_alpha_mode",),
+        here="GPG's factor counts groups that differ",
+        verl="rows with a non-zero score",
+        restore="`algorithm.gpg_alpha_mode=nonzero_scores`",
+        script={"algorithm.gpg_alpha_mode": "nonzero_scores"},
+    ),
+    Deviation(
+        keys=("algorithm.gdpo_batch_norm",),
+        here="GDPO's last step has one vote a trajectory",
+        verl="one a token",
+        restore="`algorithm.gdpo_batch_norm=token`",
+        script={"algorithm.gdpo_batch_norm": "token"},
+    ),
+    Deviation(
+        keys=("trainer.v1.sampler.sync_refill_failed_groups",),
+        here="groups with a failed session are dropped and refilled, in every mode",
+        verl="sync mode pads them",
+        restore="none",
+    ),
+    Deviation(
+        keys=("seed", "data.seed", f"{_ROLLOUT}seed"),
+        here="`data.seed` and `rollout.seed` follow `seed` when null",
+        verl="null and 42",
+        restore="set them",
+    ),
+    Deviation(
+        keys=(f"{_ROLLOUT}agent.num_workers", f"{_ROLLOUT}max_num_seqs"),
+        here="1 and 64",
+        verl="8 and 256",
+        restore="set them",
+    ),
+    Deviation(
+        keys=(f"{_ROLLOUT}name",),
+        here="`transformers`, the embedded engine",
+        verl="no default",
+        restore="`vllm` comes with its issue",
+    ),
+    Deviation(
+        keys=("reward.num_workers",),
+        here="2 processes, shared out over the agent loop workers",
+        verl="8",
+        restore="set it",
+    ),
+    Deviation(
+        keys=("reward.timeout", "reward.max_memory_mb", f"{_ROLLOUT}multi_turn.tool_timeout"),
+        here="60 s, 4096 MiB and 30 s, then an error: such a response has no reward",
+        verl="no limits; its rate-limited manager scores 0",
+        restore="set them; none for the 0",
+    ),
+    Deviation(
+        keys=("trainer.logger", "trainer.project_name", "trainer.experiment_name"),
+        here="console, tensorboard, file; own names",
+        verl="console, wandb; verl_examples, gsm8k",
+        restore="set them",
+    ),
+    Deviation(
+        keys=("trainer.default_local_dir",),
+        here="a folder per run under `trainer.runs_root`",
+        verl="checkpoints/project/experiment",
+        restore="set it",
+    ),
+    Deviation(
+        keys=("trainer.n_gpus_per_node", "trainer.device", f"{_ROLLOUT}n_gpus_per_node"),
+        here="1, `cpu`, 0",
+        verl="8, `cuda`, the trainer's",
+        restore="GPU training comes with its issue",
+    ),
+    Deviation(
+        keys=("critic.model.path",),
+        here="null: the policy's",
+        verl="a model of its own",
+        restore="set it",
+    ),
+    Deviation(
+        keys=("transfer_queue.backend.SimpleStorage.total_storage_size",),
+        here="no limit",
+        verl="100000 rows",
+        restore="set it to 100000",
+    ),
+    Deviation(
+        keys=("trainer.v1.sampler.max_off_policy_strategy",),
+        here="`pace` besides `drop` and `wait`, which looks ahead; the bound holds in all three",
+        verl="no `pace`",
+        restore="do not use it",
+    ),
+)
+
+
+def verl_base(given: Tree) -> Tree:
+    """Return what a script of verl's means where it says nothing, as a tree to lay it over.
+
+    Keys that are not read yet, and those of estimators that the script did not choose, are left
+    alone. SAPO always averages per sequence in verl, too.
+
+    Args:
+        given: What the script says.
+    """
+    base: Tree = {}
+    estimator = get(given, "algorithm.adv_estimator") or "gae"
+    of_others = keys_of(ESTIMATORS) - keys_read_by(ESTIMATORS.get(str(estimator), ""))
+    for deviation in DEVIATIONS:
+        for path, value in (deviation.script or {}).items():
+            if path not in markers() and path not in of_others:
+                base = put(base, path, value)
+    if get(given, f"{_ACTOR}policy_loss.loss_mode") == "sapo":
+        base = put(base, f"{_ACTOR}loss_agg_mode", SEQUENCE_AGG)
+    return base

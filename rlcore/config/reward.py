@@ -1,0 +1,140 @@
+"""Section `reward`: scores of responses."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlcore.config.base import (
+    Count,
+    Devices,
+    Factor,
+    Hosts,
+    Megabytes,
+    PathText,
+    Processes,
+    Seconds,
+    Section,
+    Share,
+    Tokens,
+)
+from rlcore.config.pending import REWARD_MANAGER_MODULE, REWARD_MODEL
+
+
+class CustomRewardFunctionConfig(Section):
+    """A reward function of the user's."""
+
+    path: PathText | None = None
+    """Python file; null: the rule registered for the row's data source."""
+    name: str = "compute_score"
+    """Function in that file, sync or async."""
+    reward_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Passed on to the function."""
+
+
+class NamedRewardConfig(Section):
+    """One of several rewards that are added up (ours)."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """Name of the part in metrics and rows."""
+    weight: Factor = 1.0
+    """Factor of its score in the sum."""
+    path: PathText | None = None
+    """Python file; null: the rule registered for the row's data source."""
+    function: str = "compute_score"
+    """Function in that file, sync or async."""
+    reward_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Passed on to the function."""
+
+
+class RewardManagerModuleConfig(Section):
+    """A reward manager of the user's."""
+
+    path: PathText | None = None
+    """Python file."""
+    name: str = "custom_reward_manager"
+    """Class in that file."""
+
+
+class RewardManagerConfig(Section):
+    """What stands round the reward function."""
+
+    source: Annotated[Literal["register", "importlib"], REWARD_MANAGER_MODULE] = "register"
+    """Where the manager comes from: a registered name, or a module."""
+    name: str = "naive"
+    """`naive`; `dapo`: a penalty for overlong responses; `rate_limited` (`limited`): for judges."""
+    module: Annotated[RewardManagerModuleConfig, REWARD_MANAGER_MODULE] = Field(
+        default_factory=RewardManagerModuleConfig
+    )
+    """A reward manager of the user's."""
+
+
+class OverlongBufferConfig(Section):
+    """DAPO's soft punishment of overlong responses."""
+
+    enable: bool = False
+    """Punish responses that reach into the last `len` tokens of `max_resp_len`."""
+    len: Tokens = Field(default=0, ge=0)
+    """Tokens over which the penalty grows from 0 to `penalty_factor`."""
+    penalty_factor: Factor = Field(default=0.0, ge=0)
+    """Penalty at `max_resp_len`."""
+    log: bool = False
+    """Keep `overlong_reward` and `overlong` beside the score."""
+
+
+class RewardKwargsConfig(Section):
+    """Settings of the reward manager `dapo`."""
+
+    overlong_buffer_cfg: OverlongBufferConfig = Field(default_factory=OverlongBufferConfig)
+    """The soft punishment."""
+    max_resp_len: Tokens | None = Field(default=None, ge=1)
+    """Length at which the penalty is full; null: data.max_response_length."""
+
+
+class RewardModelConfig(Section):
+    """A reward model or judge on LLM servers of its own."""
+
+    enable: bool = False
+    """Score by a model."""
+    enable_resource_pool: bool = False
+    """Devices of its own, so that responses are scored while others grow."""
+    nnodes: Hosts = Field(default=0, ge=0)
+    """Hosts of that pool."""
+    n_gpus_per_node: Devices = Field(default=8, ge=0)
+    """Devices of such a host."""
+    model_path: PathText | None = None
+    """Folder in Hugging Face format."""
+
+
+class RewardConfig(Section):
+    """Scores of responses."""
+
+    custom_reward_function: CustomRewardFunctionConfig = Field(
+        default_factory=CustomRewardFunctionConfig
+    )
+    """A reward function of the user's."""
+    functions: tuple[NamedRewardConfig, ...] = ()
+    """Several named rewards; the score is the weighted sum (ours)."""
+    reward_manager: RewardManagerConfig = Field(default_factory=RewardManagerConfig)
+    """What stands round the reward function."""
+    reward_kwargs: RewardKwargsConfig = Field(default_factory=RewardKwargsConfig)
+    """Settings of the reward manager `dapo`."""
+    reward_model: Annotated[RewardModelConfig, REWARD_MODEL] = Field(
+        default_factory=RewardModelConfig
+    )
+    """A reward model or judge."""
+    num_workers: Processes = Field(default=2, ge=1)
+    """Processes that score, shared out over the agent loop workers (verl: 8)."""
+    timeout: Seconds = Field(default=60.0, gt=0)
+    """Seconds for one response; a process that takes longer is killed (ours; verl: no limit)."""
+    max_memory_mb: Megabytes = Field(default=4096, ge=64)
+    """Memory that a scoring process may add to that of its start (ours; verl: no limit)."""
+    max_concurrent: Count = Field(default=1, ge=1)
+    """`rate_limited`: responses that are scored at a time, by as many processes."""
+    max_rpm: Count | None = Field(default=None, ge=1)
+    """`rate_limited`: responses per minute; null: no limit."""
+    max_tpm: Tokens | None = Field(default=None, ge=1)
+    """`rate_limited`: tokens per minute; null: no limit."""
+    estimated_tokens_per_request: Tokens = Field(default=2000, ge=1)
+    """`rate_limited`: tokens that a response counts towards `max_tpm`."""
+    max_failure_ratio: Share = Field(default=0.5, ge=0, le=1)
+    """A larger share of failed sessions than this ends the run (ours)."""

@@ -1,0 +1,173 @@
+"""Rules about sampling, the engine, agent loops, rewards and validation."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlcore.config.problems import Problem
+from rlcore.config.run import RunConfig
+
+_ROLLOUT: Final = "actor_rollout_ref.rollout."
+_VAL: Final = f"{_ROLLOUT}val_kwargs"
+_ENGINE: Final = f"{_ROLLOUT}checkpoint_engine."
+_BACKEND_SETTINGS: Final = {
+    "gloo": ("host",),
+    "mooncake": ("host", "protocol", "device"),
+    "naive": (),
+    "shm": (),
+}
+
+
+def validation_sampling_fits(config: RunConfig) -> Iterator[Problem]:
+    """`val_kwargs.do_sample`, `temperature` and `n` ask for the same thing."""
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    if val.do_sample and val.temperature == 0:
+        yield Problem(
+            path=f"{_VAL}.temperature",
+            value=val.temperature,
+            reason=f"{_VAL}.do_sample=true needs a temperature above 0",
+            fix="set it to 1.0, or do_sample=false",
+            involves=(f"{_VAL}.do_sample",),
+        )
+    if not val.do_sample and val.temperature > 0:
+        yield Problem(
+            path=f"{_VAL}.temperature",
+            value=val.temperature,
+            reason=f"it has no effect with {_VAL}.do_sample=false",
+            fix="leave it out, or set do_sample=true",
+            involves=(f"{_VAL}.do_sample",),
+        )
+    if not val.do_sample and val.n > 1:
+        yield Problem(
+            path=f"{_VAL}.n",
+            value=val.n,
+            reason=f"{_VAL}.do_sample=false gives {val.n} times the same response",
+            fix="set it to 1, or do_sample=true with a temperature",
+            involves=(f"{_VAL}.do_sample",),
+        )
+
+
+def engine_reads_whole_trajectories(config: RunConfig) -> Iterator[Problem]:
+    """`rollout.max_model_len` holds a prompt and its response."""
+    limit, needed = config.actor_rollout_ref.rollout.max_model_len, config.max_model_len
+    if limit is not None and limit < needed:
+        yield Problem(
+            path=f"{_ROLLOUT}max_model_len",
+            value=limit,
+            reason=(
+                f"a trajectory does not fit: data.max_prompt_length {config.data.max_prompt_length}"
+                f" + max_response_length {config.data.max_response_length} = {needed} tokens"
+            ),
+            fix="leave it out",
+            involves=("data.max_prompt_length", "data.max_response_length"),
+        )
+
+
+def settings_belong_to_the_weight_backend(config: RunConfig) -> Iterator[Problem]:
+    """`checkpoint_engine.engine_kwargs` holds settings of the chosen backend, which it has."""
+    engine, path = config.actor_rollout_ref.rollout.checkpoint_engine, f"{_ENGINE}engine_kwargs"
+    involves = (f"{_ENGINE}backend",)
+    for backend, settings in engine.engine_kwargs.items():
+        if backend != engine.backend:
+            yield Problem(
+                path=f"{path}.{backend}",
+                value=settings,
+                reason=f"it has no effect with {_ENGINE}backend={engine.backend}",
+                fix=f"leave it out, or set {_ENGINE}backend={backend}",
+                involves=involves,
+            )
+            continue
+        known = _BACKEND_SETTINGS.get(backend, tuple(settings))  # one of the user's knows its own
+        for name in sorted(set(settings) - set(known)):
+            yield Problem(
+                path=f"{path}.{backend}.{name}",
+                value=settings[name],
+                reason=f"{backend} has no such setting",
+                fix=f"choose from {', '.join(known)}" if known else "leave it out: it has none",
+                involves=involves,
+            )
+
+
+def expert_parallel_is_the_product(config: RunConfig) -> Iterator[Problem]:
+    """Experts are shared by all devices of an engine, or by none (verl's rule)."""
+    rollout = config.actor_rollout_ref.rollout
+    product = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    if rollout.expert_parallel_size not in {1, product}:
+        yield Problem(
+            path=f"{_ROLLOUT}expert_parallel_size",
+            value=rollout.expert_parallel_size,
+            reason=(
+                f"it must be 1 or tensor_model_parallel_size {rollout.tensor_model_parallel_size}"
+                f" x data_parallel_size {rollout.data_parallel_size} = {product}"
+            ),
+            fix=f"set it to {product}",
+            involves=(f"{_ROLLOUT}tensor_model_parallel_size", f"{_ROLLOUT}data_parallel_size"),
+        )
+
+
+def overlong_buffer_fits(config: RunConfig) -> Iterator[Problem]:
+    """DAPO's buffer lies within the response."""
+    kwargs = config.reward.reward_kwargs
+    buffer, path = kwargs.overlong_buffer_cfg, "reward.reward_kwargs.overlong_buffer_cfg"
+    limit = kwargs.max_resp_len or config.data.max_response_length
+    if buffer.enable and not 0 < buffer.len <= limit:
+        yield Problem(
+            path=f"{path}.len",
+            value=buffer.len,
+            reason=f"the buffer must lie within the longest response: 0 < len <= {limit}",
+            fix=f"set it to at most {limit}",
+            involves=(
+                f"{path}.enable",
+                "reward.reward_kwargs.max_resp_len",
+                "data.max_response_length",
+            ),
+        )
+
+
+def reward_manager_has_a_place(config: RunConfig) -> Iterator[Problem]:
+    """A manager from a module has a path."""
+    manager = config.reward.reward_manager
+    if manager.source == "importlib" and manager.module.path is None:
+        yield Problem(
+            path="reward.reward_manager.module.path",
+            value=None,
+            reason="reward.reward_manager.source=importlib needs it",
+            fix="set it to a Python file, or source=register",
+            involves=("reward.reward_manager.source",),
+        )
+
+
+def reward_model_is_named(config: RunConfig) -> Iterator[Problem]:
+    """A reward model has a folder, and its own pool has devices."""
+    model, path = config.reward.reward_model, "reward.reward_model"
+    if not model.enable:
+        return
+    if model.model_path is None:
+        yield Problem(
+            path=f"{path}.model_path",
+            value=None,
+            reason=f"{path}.enable=true needs it",
+            fix="set it to a folder in Hugging Face format",
+            involves=(f"{path}.enable",),
+        )
+    if model.enable_resource_pool and model.nnodes * model.n_gpus_per_node == 0:
+        yield Problem(
+            path=f"{path}.nnodes",
+            value=model.nnodes,
+            reason=(
+                f"{path}.enable_resource_pool=true needs devices: nnodes {model.nnodes} x "
+                f"n_gpus_per_node {model.n_gpus_per_node} = 0"
+            ),
+            fix="set both above 0",
+            involves=(f"{path}.enable_resource_pool", f"{path}.n_gpus_per_node"),
+        )
+
+
+RULES = (
+    validation_sampling_fits,
+    engine_reads_whole_trajectories,
+    settings_belong_to_the_weight_backend,
+    expert_parallel_is_the_product,
+    overlong_buffer_fits,
+    reward_manager_has_a_place,
+    reward_model_is_named,
+)

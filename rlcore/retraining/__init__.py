@@ -1,0 +1,1 @@
+"""Retraining without Prefect: snapshots of data, the gate, the promoted model, who is active."""

@@ -1,0 +1,63 @@
+"""A replica whose turns are written by a function: a policy for tests and for `check-env`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlcore.types import TokenOutput
+
+
+class ScriptedReplica:
+    """Answers with the tokens of a text and the end token, cut to the budget.
+
+    Attributes:
+        requests: Every call: the prompt's tokens and the sampling parameters.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        write: Callable[[str, int], str],
+        *,
+        end_token_id: int,
+        version: int = 0,
+    ) -> None:
+        """Make a replica.
+
+        Args:
+            tokenizer: Of the run.
+            write: Given the text so far and the request's seed, returns the model's turn.
+            end_token_id: Ends every turn that fits its budget.
+            version: Weight version of the tokens.
+        """
+        self.requests: list[tuple[list[int], dict[str, Any]]] = []
+        self._tokenizer = tokenizer
+        self._write = write
+        self._end = end_token_id
+        self._version = version
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> TokenOutput:
+        """Return the turn."""
+        del request_id
+        self.requests.append((list(prompt_ids), dict(sampling_params)))
+        text = self._tokenizer.decode(prompt_ids, skip_special_tokens=False)
+        assert isinstance(text, str)  # one sequence gives one text
+        written = self._write(text, int(sampling_params["seed"]))
+        ids = [*self._tokenizer(written, add_special_tokens=False)["input_ids"], self._end]
+        budget = int(sampling_params["max_tokens"])
+        is_whole = len(ids) <= budget
+        ids = ids[:budget]
+        return TokenOutput(
+            token_ids=ids,
+            log_probs=[-1.0] * len(ids),
+            weight_versions=[self._version] * len(ids),
+            stop_reason="completed" if is_whole else "length",
+        )
+
+    async def partial(self, request_id: str) -> TokenOutput | None:
+        """Return nothing: turns come whole."""
+        del request_id
+        return None

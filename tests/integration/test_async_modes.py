@@ -1,0 +1,120 @@
+"""Whole runs of the asynchronous modes on the tiny model, beside the same run in sync mode."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlcore.tracking.curves import read_metrics
+
+pytestmark = [pytest.mark.integration, pytest.mark.async_modes]
+
+STEPS = 3
+COMMON = (
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "actor_rollout_ref.rollout.full_determinism=True",
+    "seed=5",
+)
+
+
+def places(project, folder):
+    """Where a run and Prefect's database lie: other tests read the project's own one whole."""
+    return f"trainer.runs_root={project.root / 'async'}", f"trainer.default_local_dir={folder}"
+
+
+def train(project, name, *overrides):
+    """Run `rollflow train grpo-tiny` to its end; return the run folder."""
+    folder = project.root / name
+    code, text = project.run("train", "grpo-tiny", *COMMON, *places(project, folder), *overrides)
+    assert code == 0, text[-6000:]
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def sync_run(project):
+    return train(project, "sync", "trainer.save_freq=-1")
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    assert different == []
+
+
+def test_colocate_async_without_a_pipeline_is_bitwise_sync(project, sync_run):
+    run = train(
+        project,
+        "colocate-0",
+        "trainer.v1.trainer_mode=colocate_async",
+        "trainer.v1.colocate_async.num_warmup_batches=0",
+        "trainer.v1.sampler.max_off_policy_threshold=1",
+        "trainer.save_freq=-1",
+    )
+    assert_same_weights(run, sync_run)
+
+
+PIPELINE = (
+    "trainer.v1.trainer_mode=colocate_async",
+    "trainer.v1.sampler.max_off_policy_threshold=2",
+    "data.max_response_length=48",
+    "trainer.total_training_steps=5",
+    "trainer.save_freq=2",
+)
+
+
+@pytest.fixture(scope="module")
+def resumed(project):
+    """A run with a pipeline that is killed after step 3 and goes on from checkpoint 2."""
+    folder = project.root / "colocate-1"
+    arguments = (*COMMON, *PIPELINE, *places(project, folder))
+    process = project.start("train", "grpo-tiny", *arguments)
+    family = project.until(process, "step    3/5")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    psutil.wait_procs(family, timeout=30)
+    code, text = project.run("train", "grpo-tiny", *arguments)
+    assert code == 0, text[-6000:]
+    return folder
+
+
+def test_a_killed_run_goes_on_without_a_second_warm_up(resumed):
+    attempts = json.loads((resumed / "run.json").read_text())["attempts"]
+    assert [attempt.get("outcome") for attempt in attempts] == [None, "finished"]
+    saved = json.loads((resumed / "global_step_5" / "trainer.json").read_text())
+    counts = saved["ledger"]["partitions"]
+    (train_counts,) = (c for name, c in counts.items() if name.endswith("/train"))
+    assert train_counts["counts"] == {"trained": 5 * 4}
+    assert train_counts["fed"] == 5 * 4
+    assert saved["ledger"]["active_prompts"] == []
+    assert saved["state"]["train_position"] == 5 * 4
+
+
+def test_checkpoint_2_holds_the_pipeline(resumed):
+    saved = json.loads((resumed / "global_step_2" / "trainer.json").read_text())
+    assert saved["ledger"]["leases"] == []
+    # One batch is on its way beyond the two that were trained.
+    assert len(saved["ledger"]["active_prompts"]) == 4
+    finished = [p for p in saved["ledger"]["active_prompts"] if p["status"] == "finished"]
+    assert (resumed / "global_step_2" / "waiting_rows.pt").exists() == bool(finished)
+
+
+def test_responses_span_versions_within_the_bound(resumed):
+    metrics = read_metrics(resumed / "metrics.jsonl")
+    prefix = "training/off_policy/trajectory_"
+    # Threshold 2: a token is at most one update old, also where the second attempt leaves out the
+    # version number that the first gave to its own step 3.
+    assert all(0 <= m[f"{prefix}staleness_worst/max"] <= 1 for s, m in metrics.items() if s > 0)
+    assert max(m[f"{prefix}spans/max"] for s, m in metrics.items() if s > 0) == 2
+    assert max(m["response_length/max"] for s, m in metrics.items() if s > 0) <= 48

@@ -1,0 +1,187 @@
+"""From keys to the arguments of algorithms: values, functions, README."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+import rlcore.algorithms
+from rlcore.config import load_config
+from rlcore.config.actor import ActorConfig
+from rlcore.config.arguments import ARGUMENTS, GROUP_ESTIMATORS, arguments, keys_read_by
+from rlcore.config.corrections import importance_weights, read_threshold, rejections
+from rlcore.config.deviations import DEVIATIONS
+from rlcore.config.docs import ROOT, SCHEMA_FILE, generated
+from rlcore.config.names import kind_of
+from rlcore.config.schema import json_schema
+from rlcore.config.tree import all_fields, default_of, unit_of
+from rlcore.testing.unchecked import unchecked_config
+
+A = "actor_rollout_ref."
+ACTOR = f"{A}actor."
+CORRECTION = "algorithm.rollout_correction."
+
+
+def raw(**keys):
+    """A configuration whose rules are not asked: also with keys that are not read yet."""
+    return unchecked_config({path.replace("__", "."): value for path, value in keys.items()})
+
+
+def test_ppo_takes_verls_clips():
+    config = load_config(
+        "grpo-tiny", [f"{ACTOR}clip_ratio_high=0.28", f"{ACTOR}loss_agg_mode=seq-mean-token-sum"]
+    )
+    assert arguments(config, "ppo_loss") == {
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "dual_clip": 3.0,
+        "agg": "seq-mean-token-sum",
+    }
+
+
+def test_cispo_bounds_are_absolute():
+    config = raw(actor_rollout_ref__actor__clip_ratio_high=4.0)
+    told = arguments(config, "cispo_loss")
+    assert (told["ratio_min"], told["ratio_max"]) == (0.8, 5.0)  # 1 - 0.2, 1 + 4
+
+
+def test_kl_kinds_and_the_clamp_of_k3_alone():
+    key = "actor_rollout_ref__actor__kl_loss_type"
+    assert arguments(raw(**{key: "low_var_kl"}), "kl_estimate") == {
+        "kind": "k3",
+        "value_clamp": 10.0,
+    }
+    assert arguments(raw(**{key: "mse"}), "kl_estimate") == {"kind": "k2", "value_clamp": None}
+    assert arguments(raw(**{key: "k3+"}), "kl_estimate") == {"kind": "k3+", "value_clamp": None}
+    assert arguments(load_config("grpo-tiny"), "kl_in_reward") == {"beta": 0.001, "kind": "k1"}
+
+
+def test_estimators():
+    assert arguments(load_config("grpo-tiny"), "gae") == {"gamma": 1, "lam": 1, "whiten": True}
+    config = load_config("grpo-tiny", ["algorithm.norm_adv_by_std_in_grpo=false"])
+    assert arguments(config, "grpo") == {"norm_by_std": False, "singleton": "zero"}
+    assert arguments(config, "agg_loss") == {"loss_scale_factor": 8.0}  # max_response_length
+    assert "grpo" in GROUP_ESTIMATORS
+    assert keys_read_by("reinforce_pp") == {"algorithm.gamma"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"policy_loss": {"loss_mode": "gspo"}}, "seq-mean-token-mean"),
+        ({"policy_loss": {"loss_mode": "sapo"}}, "seq-mean-token-mean"),
+        ({"policy_loss": {"loss_mode": "cispo"}}, "token-mean"),
+        ({"policy_loss": {"loss_mode": "gspo"}, "loss_agg_mode": "token-mean"}, "token-mean"),
+    ],
+)
+def test_gspo_and_sapo_are_averaged_per_sequence_unless_asked_otherwise(keys, expected):
+    actor = ActorConfig.model_validate(keys)
+    assert actor.loss_agg_mode == expected
+    # Written out, so that the same follows from what a run has recorded.
+    assert ActorConfig.model_validate(actor.model_dump()) == actor
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [(2.0, (None, 2.0)), ("2", (None, 2.0)), ("0.5_2.0", (0.5, 2.0)), ("1_2", (1.0, 2.0))],
+)
+def test_thresholds(text, bounds):
+    found = read_threshold(text)
+    assert (found.lower, found.upper) == bounds
+
+
+@pytest.mark.parametrize("text", ["x", "2_1", "0_1", -1, "1_2_3", "_2", 0])
+def test_thresholds_that_mean_nothing(text):
+    with pytest.raises(ValueError, match=str(text)):
+        read_threshold(text)
+
+
+def test_corrections_are_calls():
+    keys = {
+        f"{CORRECTION}rollout_is": "sequence",
+        f"{CORRECTION}rollout_is_threshold": "0.5_2.0",
+        f"{CORRECTION}rollout_rs": "token_k1,seq_mean_k3",
+        f"{CORRECTION}rollout_rs_threshold": "2.0, 0.01",
+    }
+    config = raw(**{key.replace(".", "__"): value for key, value in keys.items()})
+    assert importance_weights(config) == {
+        "level": "sequence",
+        "mode": "mask",
+        "upper": 2.0,
+        "lower": 0.5,
+    }
+    assert rejections(config) == (
+        {"stat": "ratio", "level": "token", "lower": 0.5, "upper": 2.0},
+        {"stat": "k3", "level": "seq_mean", "lower": None, "upper": 0.01},
+    )
+    assert importance_weights(load_config("grpo-tiny")) is None
+    assert rejections(load_config("grpo-tiny")) == ()
+
+
+@pytest.mark.parametrize("row", ARGUMENTS, ids=lambda row: f"{row.function}.{row.name}")
+def test_functions_take_the_arguments_that_the_table_gives_them(row):
+    function = getattr(rlcore.algorithms, row.function, None)
+    is_of_a_name_that_works = row.function in {"grpo", "ppo_loss", "agg_loss", "token_logp"}
+    assert function is not None or not is_of_a_name_that_works
+    if function is not None:
+        names = set(row.name.split(", "))
+        assert names <= set(inspect.signature(function).parameters), row
+
+
+def test_every_key_of_the_table_is_in_the_tree():
+    for row in ARGUMENTS:
+        assert row.key is None or row.key in all_fields(), row
+        assert bool(row.verl) == bool(row.restore), row
+    for row in DEVIATIONS:
+        assert set(row.keys) <= set(all_fields()), row
+        assert row.restore
+
+
+def test_readme_and_schema_are_current():
+    for path, text in generated().items():
+        assert (ROOT / path).read_text() == text, f"{path} is not current: run `make docs`"
+
+
+def test_readme_names_what_works():
+    readme = (ROOT / "README.md").read_text()
+    for key in ("algorithm.adv_estimator", "trainer.v1.trainer_mode"):
+        (line,) = [line for line in readme.splitlines() if line.startswith(f"| `{key}` |")][:1]
+        for name in kind_of(key).works:
+            assert f"`{name}`" in line
+
+
+def test_every_number_has_a_unit():
+    def holds_number(schema):
+        kinds = {schema.get("type"), *(part.get("type") for part in schema.get("anyOf", []))}
+        return kinds & {"integer", "number"} and "const" not in schema and "enum" not in schema
+
+    root = json_schema()
+    missing = []
+    for path in all_fields():
+        node = root
+        for part in path.split("."):
+            node = node["properties"][part]
+            if "$ref" in node:
+                node = {**root["$defs"][node["$ref"].rsplit("/", 1)[-1]], **node}
+        assert node.get("description"), path
+        if holds_number(node) and unit_of(path) is None:
+            missing.append(path)
+    assert missing == []
+
+
+def test_schema_knows_units_limits_and_what_is_not_there():
+    schema = json.loads((ROOT / SCHEMA_FILE).read_text())
+    config = schema["$defs"]["ActorConfig"]["properties"]
+    assert config["ppo_max_token_len_per_gpu"]["unit"] == "tokens"
+    assert config["ppo_max_token_len_per_gpu"]["minimum"] == 1
+    assert "not_yet" in config["use_kl_loss"]
+    assert schema["additionalProperties"] is False
+    assert "required" not in json.dumps(schema["$defs"]["DataConfig"])
+
+
+def test_presets_name_the_schema():
+    for path in sorted(Path(ROOT, "deployments", "runs").glob("*.yaml")):
+        first = path.read_text().splitlines()[0]
+        assert first == "# yaml-language-server: $schema=../preset.schema.json"
+        assert default_of("seed") == 0
