@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlcore.checkpoint_engine.buffer import Bucket, WeightBuffer
+from rlcore.config import RunConfig
 from rlcore.errors import ActorUnavailableError, DeadlineExceededError, RLCoreError
 from rlcore.registry import Registry
 from rlcore.types import CallKey, WeightMeta
@@ -101,6 +102,16 @@ class TransferSettings:
     """How long a piece may take until the transfer counts as stalled."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     """Of the backend alone."""
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> "TransferSettings":
+        """Read `actor_rollout_ref.rollout.checkpoint_engine` and `deadlines.control`."""
+        engine = config.actor_rollout_ref.rollout.checkpoint_engine
+        return cls(
+            bucket_bytes=engine.update_weights_bucket_megabytes << 20,
+            bucket_deadline_s=config.deadlines.control,
+            options=engine.engine_kwargs.get(engine.backend, {}),
+        )
 
     def transport(self, backend: str, **more: Any) -> dict[str, Any]:
         """Return the `WeightMeta.transport` of a push."""

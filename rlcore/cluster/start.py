@@ -158,16 +158,6 @@ def import_trainer() -> None:
     importlib.import_module("rlcore.trainer.base")
 
 
-def transfer_settings(config: RunConfig) -> TransferSettings:
-    """Read `actor_rollout_ref.rollout.checkpoint_engine` and `deadlines.control`."""
-    engine = config.actor_rollout_ref.rollout.checkpoint_engine
-    return TransferSettings(
-        bucket_bytes=engine.update_weights_bucket_megabytes << 20,
-        bucket_deadline_s=config.deadlines.control,
-        options=engine.engine_kwargs.get(engine.backend, {}),
-    )
-
-
 class Cluster:
     """The actors of one attempt and the clients that reach them.
 
@@ -238,7 +228,7 @@ class Cluster:
             self.training,
             self.replicas,
             backend=self.config.actor_rollout_ref.rollout.checkpoint_engine.backend,
-            settings=transfer_settings(self.config),
+            settings=TransferSettings.from_config(self.config),
         )
 
     def watch_replicas(self, key: Callable[[str], CallKey]) -> None:

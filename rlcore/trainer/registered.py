@@ -12,7 +12,7 @@ from rlcore.agent_loop.base import AGENT_LOOPS
 from rlcore.agent_loop.choice import read_agent_loops
 from rlcore.algorithms import ADV_ESTIMATORS, POLICY_LOSSES
 from rlcore.checkpoint_engine import backends
-from rlcore.checkpoint_engine.base import CHECKPOINT_ENGINES
+from rlcore.checkpoint_engine.base import CHECKPOINT_ENGINES, TransferSettings
 from rlcore.config import RunConfig
 from rlcore.config.names import KINDS, NamedKind
 from rlcore.config.problems import Problem, report
@@ -51,8 +51,8 @@ def check_registered(config: RunConfig) -> None:
     """Load the user modules, and check every name that nothing built in has.
 
     Raises:
-        ConfigError: a user module or the list of agent loops cannot be loaded, or names are
-            registered nowhere; all are listed.
+        ConfigError: a user module or the list of agent loops cannot be loaded, names are
+            registered nowhere (all are listed), or what carries weights lacks its package.
     """
     load_user_modules(config.user_modules)
     problems = [
@@ -63,6 +63,8 @@ def check_registered(config: RunConfig) -> None:
     ]
     if problems:
         raise ConfigError(report(problems, "after loading what it names"))
+    backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
+    CHECKPOINT_ENGINES.get(backend)(TransferSettings.from_config(config))
 
 
 def _known(kind: NamedKind, config: RunConfig) -> list[str]:
