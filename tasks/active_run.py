@@ -18,6 +18,7 @@ from rlcore.cluster.start import Cluster
 from rlcore.config import RunConfig
 from rlcore.errors import DeadlineExceededError
 from rlcore.tracking.curves import draw_curves, read_metrics
+from rlcore.tracking.inner_steps import add_inner_step
 from rlcore.trainer.base import PPOTrainer, TrainerResources
 from rlcore.trainer.checkpoint import CheckpointStore
 from rlcore.trainer.modes import get_trainer_cls
@@ -164,8 +165,8 @@ class ActiveRun:
         seconds = time.monotonic() - began
         self.deadlines.record(phase.name, seconds)
         self.trainer.state = result.state
-        self._metrics |= result.metrics
-        self._metrics[f"timing_s/{phase.name}"] = seconds
+        found = {**result.metrics, f"timing_s/{phase.name}": seconds}
+        self._metrics = add_inner_step(self._metrics, found, inner_step)
         if phase.name == "save_checkpoint":
             self.reporter.event("checkpoint.saved", step=self.trainer.global_steps)
         return result.batch or batch
