@@ -7,7 +7,7 @@ concurrency groups of their own: a control call is never queued behind thousands
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,7 +16,9 @@ from ray.actor import ActorHandle
 from rlcore.cluster.calls import await_reply, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.process_name import ProcessName
+from rlcore.cluster.threads import compute_on
 from rlcore.config import RunConfig
+from rlcore.config.cores import Cores, replica_name
 from rlcore.rollout.engine import ENGINES, Engine, EngineSpec
 from rlcore.rollout.server import LLMServer, ServerDeadlines
 from rlcore.types import CallKey, TokenOutput, WeightMeta
@@ -56,6 +58,8 @@ class LLMServerActor:
 
         def make_engine() -> Engine:
             # Here, not above: what a constructor raises reaches the driver as a dead actor only.
+            # In the engine's thread, whose torch threads are those that compute.
+            compute_on(spec.cores)
             load_user_modules(user_modules)
             return ENGINES.get(spec.name)(spec)
 
@@ -300,12 +304,26 @@ def start_replica(
 
 
 def replica_starter(
-    config: RunConfig, *, run_id: str, attempt: int, log_address: LogAddress | None = None
+    config: RunConfig,
+    *,
+    run_id: str,
+    attempt: int,
+    cores: Mapping[str, Cores] | None = None,
+    log_address: LogAddress | None = None,
 ) -> Callable[[str], ReplicaClient]:
-    """Return what starts a replica of the run by its name, and does not wait for its model."""
+    """Return what starts a replica of the run by its name, and does not wait for its model.
+
+    Args:
+        config: Of the run.
+        run_id: Whose calls they admit.
+        attempt: Fencing token.
+        cores: By name, what each computes on; those without an entry: on all.
+        log_address: Where their log records go.
+    """
     return functools.partial(
         _start_named,
-        EngineSpec.from_config(config),
+        config,
+        cores or {},
         run_id=run_id,
         attempt=attempt,
         deadlines=ServerDeadlines.from_config(config),
@@ -314,7 +332,10 @@ def replica_starter(
     )
 
 
-def _start_named(spec: EngineSpec, name: str, **options: Any) -> ReplicaClient:
+def _start_named(
+    config: RunConfig, cores: Mapping[str, Cores], name: str, **options: Any
+) -> ReplicaClient:
+    spec = EngineSpec.from_config(config, cores.get(name, ()))
     return start_replica(spec, name=name, **options)
 
 
@@ -332,7 +353,7 @@ def start_replicas(
         DeadlineExceededError: one is not ready within `deadlines.start`.
         ActorUnavailableError: one died while it started.
     """
-    names = [f"replica-{i}" for i in range(config.actor_rollout_ref.rollout.num_replicas)]
+    names = [replica_name(i) for i in range(config.actor_rollout_ref.rollout.num_replicas)]
     replicas = {name: start(name) for name in names}
     try:
         for replica in replicas.values():

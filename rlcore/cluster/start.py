@@ -11,7 +11,7 @@ import importlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
@@ -29,10 +29,14 @@ from rlcore.cluster.replica_supervisor import ReplicaSupervisor
 from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig
+from rlcore.config.cores import TRAINER, Cores, core_shares
 from rlcore.errors import ConfigError, TransientError
 from rlcore.rollout.health import HealthLimits
 from rlcore.trainer.run_folder import RunFolder
 from rlcore.types import CallKey
+
+if TYPE_CHECKING:
+    from rlcore.trainer.base import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -317,23 +321,27 @@ class Cluster:
             run_id=self.folder.run_id,
             attempt=self.attempt,
             folder=self.folder.path,
-            total_steps=self.total_steps * self._inner_steps(),
+            total_steps=self.total_steps * self._mode().inner_steps_of(self.config),
+            cores=self._cores().get(TRAINER, ()),
             log_address=self.executors.log_address,
         )
         self._at_end("trainer", self.training.stop)
 
-    def _inner_steps(self) -> int:
+    def _mode(self) -> "type[PPOTrainer]":
         # Imported here: modes import this package's clients.
         from rlcore.trainer.modes import get_trainer_cls
 
-        mode = get_trainer_cls(self.config.trainer.v1.trainer_mode)
-        return mode.inner_steps_of(self.config)
+        return get_trainer_cls(self.config.trainer.v1.trainer_mode)
+
+    def _cores(self) -> Mapping[str, Cores]:
+        return core_shares(self.config, is_separate=self._mode().is_separate)
 
     def _start_replicas(self) -> None:
         self._start_replica = replica_starter(
             self.config,
             run_id=self.folder.run_id,
             attempt=self.attempt,
+            cores=self._cores(),
             log_address=self.executors.log_address,
         )
         self.replicas = start_replicas(self.config, self._start_replica)

@@ -16,8 +16,9 @@ from ray.actor import ActorHandle
 from rlcore.checkpoint_engine.segment_file import hold_segment, remove_leftovers, segment_path
 from rlcore.cluster.calls import wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
-from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
+from rlcore.cluster.threads import COMPUTE_ENVIRONMENT, compute_on
 from rlcore.config import RunConfig
+from rlcore.config.cores import Cores
 from rlcore.errors import ActorUnavailableError, DeadlineExceededError
 from rlcore.training.spec import TrainingSpec
 from rlcore.types import CallKey, SampledBatch, WeightMeta
@@ -53,6 +54,8 @@ class TrainingWorkerActor:
         Raises:
             ConfigError: a user's module or the model cannot be loaded.
         """
+        # Before torch starts its threads.
+        compute_on(spec.cores)
         load_user_modules(user_modules)
         hold_segment(segment_path(SHARED_MEMORY, spec.run_id))
         # Imported here: the driver imports this module, and needs neither model nor queue.
@@ -281,6 +284,7 @@ def start_training_group(
     attempt: int,
     folder: Path,
     total_steps: int | None = None,
+    cores: Cores = (),
     log_address: LogAddress | None = None,
 ) -> TrainingGroup:
     """Start the training worker of a run and wait until its model is loaded.
@@ -292,6 +296,7 @@ def start_training_group(
         folder: Run folder.
         total_steps: Steps of the run, where the learning-rate schedule ends; None:
             `trainer.total_training_steps`.
+        cores: That it computes on; empty: all.
         log_address: Where its log records go.
 
     Raises:
@@ -301,7 +306,12 @@ def start_training_group(
             steps.
     """
     spec = TrainingSpec.from_config(
-        config, run_id=run_id, attempt=attempt, folder=folder, total_steps=total_steps
+        config,
+        run_id=run_id,
+        attempt=attempt,
+        folder=folder,
+        total_steps=total_steps,
+        cores=cores,
     )
     for path in remove_leftovers(SHARED_MEMORY):
         logger.info("removed %s, the weights of a run that is dead", path)

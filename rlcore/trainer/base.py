@@ -121,6 +121,8 @@ class PPOTrainer:
     """Prompts of several steps are on their way: stale groups matter, evicted ones are replaced at
     once, and waiting rows are in checkpoints. A mode's capabilities are class attributes; nothing
     is guessed from its name."""
+    is_separate: ClassVar[bool] = False
+    """Trains and generates at the same time: on a CPU each side has cores of its own."""
     inner_steps: int = 1
     """Inner steps per step (verl: parameter_sync_step); see `inner_steps_of`."""
 

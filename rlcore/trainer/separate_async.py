@@ -17,6 +17,7 @@ class PPOTrainerSeparateAsync(PPOTrainer):
     """Generation and training do not share devices; sampling pauses nothing."""
 
     is_async = True
+    is_separate = True
 
     @classmethod
     def inner_steps_of(cls, config: RunConfig) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from rlcore.algorithms.aggregate import AggMode
 from rlcore.config import RunConfig
+from rlcore.config.cores import Cores, threads_on
 from rlcore.training.loss_choice import loss_choice
 from rlcore.training.schedule import LearningRate
 
@@ -61,6 +62,8 @@ class TrainingSpec:
     seed: int = 0
     num_threads: int | None = None
     """None: all cores."""
+    cores: Cores = ()
+    """Numbers of the cores that it computes on; empty: all."""
     full_determinism: bool = False
 
     @classmethod
@@ -72,6 +75,7 @@ class TrainingSpec:
         attempt: int,
         folder: str | Path,
         total_steps: int | None = None,
+        cores: Cores = (),
     ) -> "TrainingSpec":
         """Take what concerns training out of the run's configuration.
 
@@ -82,6 +86,7 @@ class TrainingSpec:
             folder: Run folder.
             total_steps: Inner steps of the run, where the schedule ends; None:
                 `trainer.total_training_steps`.
+            cores: That it computes on; empty: all.
         """
         model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
         rollout, loss = config.actor_rollout_ref.rollout, loss_choice(config)
@@ -116,6 +121,7 @@ class TrainingSpec:
             entropy_coeff=actor.entropy_coeff,
             max_nonfinite_steps=config.trainer.max_nonfinite_steps,
             seed=config.seed,
-            num_threads=config.num_threads,
+            num_threads=threads_on(config, cores),
+            cores=cores,
             full_determinism=rollout.full_determinism,
         )
