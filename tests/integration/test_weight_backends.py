@@ -1,4 +1,4 @@
-"""Whole runs by every backend of weight updates, and one whose only replica is killed.
+"""Whole runs by every backend of weight updates, and one whose only replica is killed, twice.
 
 All are the same run under `full_determinism`: what the weights travel by changes nothing, nor does
 a replica that dies.
@@ -7,9 +7,9 @@ a replica that dies.
 import json
 import os
 import signal
+import sqlite3
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +19,34 @@ from rlcore.tracking.curves import read_metrics
 pytestmark = pytest.mark.integration
 
 STEPS = 3
+DIES_ONCE = """
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from rlcore.checkpoint_engine.base import CHECKPOINT_ENGINES, WEIGHT_RECEIVERS, load_each
+from rlcore.checkpoint_engine.shm import ShmCheckpointEngine, ShmReceiver
+
+DIED = Path(__file__).with_name("died")
+
+
+@CHECKPOINT_ENGINES.register("dies_once")
+class Engine(ShmCheckpointEngine):
+    def push(self, key, meta, replicas):
+        meta = replace(meta, transport=self._settings.transport("dies_once"))
+        return load_each(key, dict.fromkeys(replicas, meta), replicas)
+
+
+@WEIGHT_RECEIVERS.register("dies_once")
+class Receiver(ShmReceiver):
+    def receive(self, meta, buffer):
+        for bucket in super().receive(meta, buffer):
+            if meta.version == 2 and not DIED.exists():
+                DIED.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield bucket
+"""
 ENGINE = "actor_rollout_ref.rollout.checkpoint_engine."
 
 
@@ -70,20 +98,31 @@ def test_a_run_ends_with_the_same_weights_whatever_they_travel_by(project, by_na
     assert_same_run(train(project, backend, *more), by_naive)
 
 
-def test_a_killed_replica_comes_back_and_the_run_ends_as_if_nothing_had_happened(project, by_naive):
-    """It is the only one: nothing is generated before another serves the present weights."""
-    arguments = overrides(project, "replaced", "shm")
-    process = project.start("train", "grpo-tiny", *arguments)
+def test_killed_replicas_come_back_and_the_run_ends_as_if_nothing_had_happened(project, by_naive):
+    """One that generates, and one in the middle of a push: each time it is the only one."""
+    module = project.root / "dies_once.py"
+    module.write_text(DIES_ONCE)
+    arguments = overrides(project, "replaced", "dies_once")
+    process = project.start(
+        "train", "grpo-tiny", *arguments, f"{ENGINE}custom_backend_module={module}"
+    )
     family = project.until(process, f"step    1/{STEPS}")
-    (replica,) = replicas_among(family)
+    (replica,) = [p for p in family if any("LLMServerActor" in part for part in p.cmdline())]
     os.kill(replica.pid, signal.SIGKILL)
     output, _ = process.communicate(timeout=170)
     assert process.returncode == 0, output[-6000:]
     folder = project.root / "replaced"
     assert_same_run(folder, by_naive)
+    assert (project.root / "died").exists()
     (attempt,) = json.loads((folder / "run.json").read_text())["attempts"]
     assert attempt["outcome"] == "finished"
-
-
-def replicas_among(family: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in family if any("LLMServerActor" in part for part in p.cmdline())]
+    with sqlite3.connect(project.root / "weights" / ".prefect" / "prefect.db") as database:
+        tries = database.execute(
+            "select t.run_count from task_run t join flow_run page on t.flow_run_id = page.id "
+            "join task_run call on page.parent_task_run_id = call.id "
+            "join flow_run run on call.flow_run_id = run.id "
+            "where t.name = 'step-0002/update_weights' and run.parameters like '%dies_once%'"
+        ).fetchall()
+    # The retry is a second try of the same task run, on its page.
+    assert len(tries) == 1
+    assert tries[0][0] >= 2
