@@ -177,7 +177,7 @@ class SessionRunner:
                     "num_turns": output.num_turns,
                     "tool_rewards": output.extra_fields.get("tool_rewards", []),
                 },
-                num_tokens=len(output.response_ids),
+                num_tokens=sum(output.response_mask),
             )
         )
 

@@ -35,7 +35,7 @@ class RewardTask:
     extra_info: dict[str, Any]
     """The row's, with `phase` (train or validate), `global_steps`, `num_turns`, `tool_rewards`."""
     num_tokens: int
-    """Of the response, tool tokens included."""
+    """Of the response, without those of tools."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of a reward function, as verl passes them."""

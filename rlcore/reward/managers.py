@@ -10,7 +10,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+import torch
+
+from rlcore.algorithms import overlong_penalty
 from rlcore.config import RunConfig
+from rlcore.config.arguments import arguments
 from rlcore.registry import Registry
 from rlcore.reward.function import Reward, RewardTask
 
@@ -42,23 +46,18 @@ class NaiveRewardManager:
 
 @REWARD_MANAGERS.register("dapo")
 class DapoRewardManager:
-    """The function's score minus a penalty that grows over the last tokens before the limit.
-
-    penalty = min(0, -(|y| - (L_max - L_buffer)) / L_buffer * factor), |y| tokens of the response.
-    """
+    """The function's score and `rlcore.algorithms.overlong_penalty` of what the model wrote."""
 
     def __init__(self, config: RunConfig) -> None:
-        settings = config.reward.reward_kwargs
-        self._buffer = settings.overlong_buffer_cfg
-        self._max_tokens = settings.max_resp_len or config.data.max_response_length
+        self._buffer = config.reward.reward_kwargs.overlong_buffer_cfg
+        self._settings = arguments(config, "overlong_penalty")
 
     async def run(self, task: RewardTask, score: Score) -> Reward:
         """Return the function's score with the penalty added."""
         reward = await score(task)
         if not self._buffer.enable:
             return reward
-        overlong = task.num_tokens - (self._max_tokens - self._buffer.len)
-        penalty = min(0.0, -overlong / self._buffer.len * self._buffer.penalty_factor)
+        [penalty] = overlong_penalty(torch.tensor([task.num_tokens]), **self._settings).tolist()
         extra = dict(reward.extra)
         if self._buffer.log:
             extra |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}

@@ -36,8 +36,8 @@ def test_naive_passes_the_score_on(make_config, make_task):
 
 @pytest.mark.parametrize(
     ("num_tokens", "penalty"),
-    # The buffer are tokens 7 to 10 of at most 10: -(tokens - 6) / 4 * 0.5.
-    [(1, 0.0), (6, 0.0), (7, -0.125), (8, -0.25), (10, -0.5)],
+    # The buffer are tokens 7 to 10 of at most 10: -(tokens - 6) / 4 * 0.5, and no more beyond.
+    [(1, 0.0), (6, 0.0), (7, -0.125), (8, -0.25), (10, -0.5), (30, -0.5)],
 )
 def test_dapo_punishes_what_reaches_into_the_buffer(make_config, make_task, num_tokens, penalty):
     reward = run(DapoRewardManager(make_config(**BUFFER)), make_task(num_tokens=num_tokens))
