@@ -89,10 +89,9 @@ class ActiveRun:
         mode = config.trainer.v1.trainer_mode
         self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)
         self._manager = TaskCheckpointManager(
-            cluster.checkpoint_manager, key=self._manager_key, deadlines=self.deadlines
+            cluster.checkpoint_manager, key=self.manager_key, deadlines=self.deadlines
         )
         self.trainer.checkpoint_manager = self._manager
-        cluster.watch_replicas(self._manager_key)
         self.reporter = Reporter(
             run_id=folder.run_id,
             folder=folder.path,
@@ -131,7 +130,8 @@ class ActiveRun:
             phase=phase,
         )
 
-    def _manager_key(self, phase: str) -> CallKey:
+    def manager_key(self, phase: str) -> CallKey:
+        """Return the key of a call that a hook makes now."""
         return self.key(phase, self._inner_step)
 
     async def hook(self, name: str) -> None:

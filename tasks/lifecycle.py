@@ -88,6 +88,8 @@ async def open_run(
             await _restore(run, which.checkpoint)
         elif not which.is_new:
             logger.warning("run %s has no checkpoint: it starts at step 0 again", which.run_id)
+        # Not before: a replica that joins gets what the trainer has published.
+        cluster.watch_replicas(run.manager_key)
         token = ACTIVE_RUN.set(run)
         stack.callback(ACTIVE_RUN.reset, token)
         stack.callback(run.close)
