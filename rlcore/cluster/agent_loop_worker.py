@@ -154,7 +154,8 @@ class AgentLoopWorkerActor:
         """
         if self._running is not None:
             return
-        load_user_modules(self._config.user_modules)
+        # Without the module of a weight backend, which would bring torch along.
+        load_user_modules(self._config.trainer.user_modules)
         model = self._config.actor_rollout_ref.model
         self._worker = AgentLoopWorker(
             self._config,

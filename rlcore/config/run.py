@@ -79,7 +79,7 @@ class RunConfig(Section):
 
     @property
     def user_modules(self) -> tuple[str, ...]:
-        """Files of the user's that register things: every process of a run loads them."""
+        """Files of the user's that register things, for processes that know torch anyway."""
         backend = self.actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module
         return (*self.trainer.user_modules, *(() if backend is None else (backend,)))
 
