@@ -81,7 +81,7 @@ def settings_belong_to_the_weight_backend(config: RunConfig) -> Iterator[Problem
             yield Problem(
                 path=f"{path}.{backend}.{name}",
                 value=settings[name],
-                reason=f"{backend} has no such setting",
+                reason=f"{_ENGINE}backend={backend} has no such setting",
                 fix=f"choose from {', '.join(known)}" if known else "leave it out: it has none",
                 involves=involves,
             )
