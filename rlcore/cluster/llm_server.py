@@ -4,7 +4,6 @@ The actor is a thin shell round `rlcore.rollout.server.LLMServer`. Generation an
 concurrency groups of their own: a control call is never queued behind thousands of requests.
 """
 
-import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,14 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.calls import await_reply, wait_for_reply
+from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.process_name import ProcessName
+from rlcore.cluster.ray_replica import RayReplica
 from rlcore.cluster.threads import compute_on
 from rlcore.config import RunConfig
 from rlcore.config.cores import Cores, replica_name
-from rlcore.rollout.engine import ENGINES, Engine, EngineSpec
+from rlcore.rollout.engine import Engine, EngineSpec, build_engine
 from rlcore.rollout.server import LLMServer, ServerDeadlines
 from rlcore.types import CallKey, TokenOutput, WeightMeta
 from rlcore.user_code import load_user_modules
@@ -61,7 +61,7 @@ class LLMServerActor:
             # In the engine's thread, whose torch threads are those that compute.
             compute_on(spec.cores)
             load_user_modules(user_modules)
-            return ENGINES.get(spec.name)(spec)
+            return build_engine(spec)
 
         self._server = LLMServer(
             make_engine, run_id=run_id, attempt=attempt, name=name, deadlines=deadlines
@@ -155,7 +155,7 @@ class LLMServerActor:
         await self._server.close()
 
 
-class ReplicaClient:
+class ReplicaClient(RayReplica):
     """Facade over a replica's Ray handle; picklable.
 
     `generate` and `partial` are coroutines; control calls block, with a deadline. Errors arrive as
@@ -176,35 +176,11 @@ class ReplicaClient:
         deadlines: ServerDeadlines,
     ) -> None:
         """Wrap `handle`; calls may take REPLY_S more than the replica's own deadlines."""
-        self.handle = handle
-        self.name = name
+        super().__init__(handle, name)
         self.process: ProcessName | None = None
         self._control_deadline_s = deadlines.control_s + REPLY_S
         self._load_deadline_s = deadlines.load_s + REPLY_S
         self._drain_deadline_s = deadlines.control_s + deadlines.request_s + REPLY_S
-
-    async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
-    ) -> TokenOutput:
-        """Sample a response; cancelling the caller ends the request in the replica too.
-
-        Raises:
-            ActorUnavailableError: the replica died.
-            RLCoreError: as LLMServer.generate.
-        """
-        reply = self.handle.generate.remote(request_id, prompt_ids, sampling_params)
-        try:
-            return await await_reply(reply, what=f"{self.name}.generate", deadline_s=None)
-        except asyncio.CancelledError:
-            ray.cancel(reply)
-            raise
-
-    async def partial(self, request_id: str) -> TokenOutput | None:
-        """Return what a request has sampled so far; None for an unknown one."""
-        reply = self.handle.partial.remote(request_id)
-        return await await_reply(
-            reply, what=f"{self.name}.partial", deadline_s=self._control_deadline_s
-        )
 
     def abort(self, key: CallKey) -> int:
         """End what runs and close the gate; return how many requests were ended."""
@@ -260,7 +236,7 @@ class ReplicaClient:
 
     def kill(self) -> None:
         """End the replica's process, also one that is stopped and so does not obey Ray."""
-        ray.kill(self.handle)
+        kill_actor(self.handle)
         if self.process is not None:
             self.process.kill()
 
@@ -340,13 +316,17 @@ def _start_named(
 
 
 def start_replicas(
-    config: RunConfig, start: Callable[[str], ReplicaClient]
+    config: RunConfig,
+    start: Callable[[str], ReplicaClient],
+    on_created: Callable[[str, ReplicaClient], None] | None = None,
 ) -> dict[str, ReplicaClient]:
     """Start the replicas of a run side by side and wait until all are ready.
 
     Args:
         config: Of the run.
         start: See `replica_starter`.
+        on_created: Gets name and replica before its model is loaded, to be able to end it
+            meanwhile.
 
     Raises:
         ConfigError: the engine cannot run the model.
@@ -354,8 +334,12 @@ def start_replicas(
         ActorUnavailableError: one died while it started.
     """
     names = [replica_name(i) for i in range(config.actor_rollout_ref.rollout.num_replicas)]
-    replicas = {name: start(name) for name in names}
+    replicas: dict[str, ReplicaClient] = {}
     try:
+        for name in names:
+            replicas[name] = start(name)
+            if on_created is not None:
+                on_created(name, replicas[name])
         for replica in replicas.values():
             replica.wait_ready(config.deadlines.start)
     except BaseException:
