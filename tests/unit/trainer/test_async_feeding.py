@@ -147,17 +147,8 @@ def test_inner_steps_share_a_step(root, tmp_path):
 
 
 def test_between_two_inner_steps_nothing_grows_older(root, tmp_path):
-    trainer, _, training = make(
-        root,
-        tmp_path,
-        "separate_async",
-        **{
-            "actor_rollout_ref.rollout.checkpoint_engine.backend": "shm",
-            "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
-            "trainer.v1.separate_async.parameter_sync_step": 2,
-        },
-    )
-    assert trainer.inner_steps == 2
+    trainer, _, training = make(root, tmp_path, "sync")
+    trainer.inner_steps = 2
     run(trainer, ADD_BATCH, 1)
     for inner in range(2):
         key = CallKey(
