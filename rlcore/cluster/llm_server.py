@@ -16,7 +16,7 @@ from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.process_name import ProcessName
 from rlcore.cluster.ray_replica import RayReplica
-from rlcore.cluster.threads import compute_on
+from rlcore.cluster.worker_environment import compute_on
 from rlcore.config import RunConfig
 from rlcore.config.cores import Cores, replica_name
 from rlcore.rollout.engine import Engine, EngineSpec, build_engine

@@ -10,9 +10,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-import torch
-
-from rlcore.algorithms import overlong_penalty
 from rlcore.config import RunConfig
 from rlcore.config.arguments import arguments
 from rlcore.registry import Registry
@@ -50,14 +47,22 @@ class DapoRewardManager:
 
     def __init__(self, config: RunConfig) -> None:
         self._buffer = config.reward.reward_kwargs.overlong_buffer_cfg
-        self._settings = arguments(config, "overlong_penalty")
+        self._penalty: Callable[[int], float] = lambda _: 0.0
+        if self._buffer.enable:
+            # Agent loop workers do without torch, except for this.
+            from torch import tensor
+
+            from rlcore.algorithms import overlong_penalty
+
+            settings = arguments(config, "overlong_penalty")
+            self._penalty = lambda tokens: float(overlong_penalty(tensor([tokens]), **settings))
 
     async def run(self, task: RewardTask, score: Score) -> Reward:
         """Return the function's score with the penalty added."""
         reward = await score(task)
         if not self._buffer.enable:
             return reward
-        [penalty] = overlong_penalty(torch.tensor([task.num_tokens]), **self._settings).tolist()
+        penalty = self._penalty(task.num_tokens)
         extra = dict(reward.extra)
         if self._buffer.log:
             extra |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}
