@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from rlcore.checkpoint_engine.base import Replica
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.errors import ReplicaDiedError, RLCoreError, TransientError
-from rlcore.rollout.health import HealthLimits, ReplicaHealth
+from rlcore.rollout.health import HealthLimits, Losses, ReplicaHealth
 from rlcore.types import CallKey
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ class ReplicaSupervisor:
         self._lock = threading.Lock()
         self._serving = dict(replicas)
         self._health = {name: ReplicaHealth(name, self._limits) for name in replicas}
+        self._losses = Losses(self._limits)
+        self._since = dict.fromkeys(replicas, time.monotonic())
         self._starting: dict[str, SupervisedReplica] = {}
         self._failure: RLCoreError | None = None
         self._stopping = threading.Event()
@@ -111,7 +113,7 @@ class ReplicaSupervisor:
         """Let the caller know that a replica could not be replaced.
 
         Raises:
-            ReplicaDiedError: it was tried `max_restarts` times.
+            ReplicaDiedError: it was tried `max_restarts` times, or is lost again and again.
             ConfigError: the configuration does not let it.
         """
         if self._failure is not None:
@@ -126,8 +128,7 @@ class ReplicaSupervisor:
             reasons = list(threads.map(self._ask, serving, serving.values()))
         for (name, replica), reason in zip(serving.items(), reasons, strict=True):
             if reason:
-                logger.warning("%s; it is taken out and replaced", reason)
-                self._take_out(name, replica)
+                self._take_out(name, replica, reason)
 
     def _watch(self) -> None:
         while not self._stopping.wait(self._limits.check_every_s):
@@ -139,12 +140,20 @@ class ReplicaSupervisor:
         except TransientError as error:
             return self._health[name].missed(error)
 
-    def _take_out(self, name: str, replica: SupervisedReplica) -> None:
+    def _take_out(self, name: str, replica: SupervisedReplica, reason: str) -> None:
         with self._lock:
             self._serving.pop(name, None)
+            served_s = time.monotonic() - self._since[name]
         replica.kill()
+        hopeless = self._losses.add(name, reason, self._health[name].requests, served_s)
+        if hopeless:
+            self._failure = ReplicaDiedError(hopeless)
+            logger.error("%s is not replaced: %s", name, hopeless)
+        else:
+            logger.warning("%s; it is taken out and replaced", reason)
         self._tell()
-        self._in_thread(lambda: self._replace(name), f"restart of {name}")
+        if not hopeless:
+            self._in_thread(lambda: self._replace(name), f"restart of {name}")
 
     def _replace(self, name: str) -> None:
         delay_s, last = self._limits.backoff_s, "none"
@@ -183,6 +192,7 @@ class ReplicaSupervisor:
                 self._starting.pop(name, None)
                 if is_in:
                     self._health[name] = ReplicaHealth(name, self._limits)
+                    self._since[name] = time.monotonic()
                     self._serving[name] = new
         finally:
             if not is_in:

@@ -131,6 +131,7 @@ class LLMServer:
         self._parked: deque[_Pending] = deque()
         self._running: dict[str, _Pending] = {}
         self._last_step = time.monotonic()
+        self._broken_by: list[str] = []
         self._thread = threading.Thread(target=self._run, name=f"{name} engine", daemon=True)
         self._thread.start()
 
@@ -283,11 +284,17 @@ class LLMServer:
             "weight_version": None if engine is None else engine.weight_version,
             "loading_version": self._update.version,
             "in_flight": len(self._running),
+            "requests": self._broken_by or self._computing(engine),
             "parked": len(self._parked),
             "slots": None if engine is None else engine.max_num_seqs,
             "num_tokens": 0 if engine is None else engine.num_tokens,
             "last_step_age_s": time.monotonic() - self._last_step,
         }
+
+    def _computing(self, engine: Engine | None) -> list[str]:
+        """Return the requests that have the engine's slots: the oldest ones."""
+        with self._wake:
+            return list(self._running)[: 0 if engine is None else engine.max_num_seqs]
 
     async def wait_ready(self, deadline_s: float) -> None:
         """Return when the engine is built.
@@ -371,6 +378,7 @@ class LLMServer:
                 self._turn(self._engine)
         except Exception as error:
             logger.exception("%s: the engine failed", self.name)
+            self._broken_by = self._computing(self._engine)
             self._error = error
         self._fail_all()
 

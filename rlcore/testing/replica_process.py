@@ -30,6 +30,9 @@ from rlcore.types import CallKey, TokenOutput, WeightMeta
 PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])
 
+BREAKS = 666
+"""A request whose prompt begins with this token breaks the engine."""
+
 TensorSpec = tuple[str, str, tuple[int, ...], str | None]
 """Name, type, shape, and the name of the tensor it is tied to."""
 
@@ -232,7 +235,7 @@ def start_replica_process(
 def _serve(
     name: str, address: str, specs: list[TensorSpec], deadlines: ServerDeadlines, step_s: float
 ) -> None:
-    engine = TensorEngine(specs, max_num_seqs=64, step_s=step_s)
+    engine = TensorEngine(specs, max_num_seqs=64, step_s=step_s, breaks_on=BREAKS)
     server = LLMServer(lambda: engine, run_id="run", name=name, deadlines=deadlines)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()

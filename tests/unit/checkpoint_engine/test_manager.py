@@ -153,7 +153,7 @@ def test_who_joins_gets_what_the_others_serve_not_what_the_trainer_has(source, r
 
 def test_misuse_is_refused(source, replicas):
     with pytest.raises(
-        ConfigError, match="unknown checkpoint engine 'nccl'; known: .*gloo, mooncake, naive, shm"
+        ConfigError, match=r"unknown checkpoint engine 'nccl'; known: .*gloo, mooncake, naive, shm"
     ):
         CheckpointEngineManager(source, replicas, backend="nccl")
     with pytest.raises(WeightSyncError, match="has no key"):

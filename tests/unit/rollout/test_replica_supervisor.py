@@ -1,5 +1,6 @@
 """Replicas that die or hang are replaced, and serve only with the present weights."""
 
+import asyncio
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ from rlcore.checkpoint_engine.segment import write_tensors
 from rlcore.cluster.replica_supervisor import ReplicaSupervisor
 from rlcore.errors import ActorUnavailableError, ConfigError, ReplicaDiedError, TransientError
 from rlcore.rollout.health import HealthLimits
-from rlcore.testing.replica_process import Fault, ReplicaProcess, start_replica_process
+from rlcore.testing.replica_process import BREAKS, Fault, ReplicaProcess, start_replica_process
 from rlcore.types import CallKey, WeightMeta
 
 SPECS = [("w", "float32", (1000,), None)]
@@ -120,6 +121,24 @@ def test_a_replica_that_cannot_be_replaced_fails_the_run(tmp_path_factory):
     with pytest.raises(ReplicaDiedError, match="a could not be replaced in 3 tries; last: no room"):
         fleet.supervisor.raise_if_failed()
     fleet.supervisor.stop()
+
+
+def test_a_request_that_breaks_every_replica_ends_the_run_and_is_named(fleet):
+    for part, name in enumerate("aba"):
+        replica = fleet.supervisor.serving[name]
+        with pytest.raises(ActorUnavailableError, match="breaks the engine"):
+            asyncio.run(replica.generate(f"bad-{part}", [BREAKS], {"max_tokens": 4, "seed": 1}))
+        fleet.supervisor.raise_if_failed()
+        fleet.supervisor.check()
+        if part < 2:
+            fleet.until(lambda: len(fleet.supervisor.serving) == 2)
+    with pytest.raises(
+        ReplicaDiedError,
+        match=r"^a, b, a were lost while request bad ran; the last: a is dead: RuntimeError\(",
+    ):
+        fleet.supervisor.raise_if_failed()
+    assert list(fleet.supervisor.serving) == ["b"]
+    assert len(fleet.started) == 4
 
 
 def test_a_user_error_is_not_tried_again(tmp_path_factory):
