@@ -14,7 +14,8 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.exceptions import Pause, TerminationSignal
 
-from rlcore.cluster.start import Cluster, hold_devices
+from rlcore.cluster.connect import hold_devices
+from rlcore.cluster.start import Cluster
 from rlcore.config import ResolvedConfig, resolve_config
 from rlcore.data.check import check_data
 from rlcore.tracking.curves import lacks_step, validation_scores

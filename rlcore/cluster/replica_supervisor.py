@@ -77,6 +77,7 @@ class ReplicaSupervisor:
         self._limits = limits or HealthLimits()
         self._on_change = on_change
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
         self._serving = dict(replicas)
         self._health = {name: ReplicaHealth(name, self._limits) for name in replicas}
         self._losses = Losses(self._limits)
@@ -204,8 +205,10 @@ class ReplicaSupervisor:
             self._tell()
 
     def _tell(self) -> None:
-        if self._on_change is not None and not self._stopping.is_set():
-            self._on_change(self.serving)
+        # One after the other: who is told last must have heard of the last change.
+        with self._telling:
+            if self._on_change is not None and not self._stopping.is_set():
+                self._on_change(self.serving)
 
     def _in_thread(self, work: Callable[[], None], name: str) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
