@@ -17,6 +17,7 @@
   x NonFiniteLossError (RuntimeError)     too many non-finite optimizer steps in a row
   x StateChangeError (RuntimeError)       a phase body changed an attribute other than `state`
   x WeightSyncError (RuntimeError)        a weight update was not committed
+    - WeightTransferError                 the bytes did not arrive; a TransientError, too
   x CheckpointError (RuntimeError)        a checkpoint cannot be read or written
   x TransientError (RuntimeError)         what tasks/retry.py retries, and nothing else
     - DeadlineExceededError               a wait was overdue; says who waits for whom
@@ -110,6 +111,10 @@ class CheckpointError(RLCoreError, RuntimeError):
 
 class TransientError(RLCoreError, RuntimeError):
     """A fault that may pass: retried with backoff and counted."""
+
+
+class WeightTransferError(WeightSyncError, TransientError):
+    """Weights did not arrive, or other bytes than were sent: the update may be tried again."""
 
 
 class DeadlineExceededError(TransientError):

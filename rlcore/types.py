@@ -157,3 +157,6 @@ class WeightMeta:
     checksum: str
     tensors: list[dict[str, Any]]
     """Per tensor: name, dtype, shape, offset, num_bytes."""
+    transport: dict[str, Any] = field(default_factory=dict[str, Any])
+    """How a replica gets the bytes: `backend` and what that needs, e.g. addresses; empty: it reads
+    `path`."""

@@ -17,6 +17,7 @@ from rlcore.config import RunConfig
 from rlcore.daemon_thread import DaemonThread
 from rlcore.errors import DeadlineExceededError
 from rlcore.tracking.curves import read_metrics
+from rlcore.tracking.inner_steps import add_inner_step
 from rlcore.trainer.base import PPOTrainer, TrainerResources
 from rlcore.trainer.checkpoint import CheckpointStore
 from rlcore.trainer.modes import get_trainer_cls
@@ -91,7 +92,7 @@ class ActiveRun:
         mode = config.trainer.v1.trainer_mode
         self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)
         self._manager = TaskCheckpointManager(
-            cluster.checkpoint_manager, key=self._manager_key, deadlines=self.deadlines
+            cluster.checkpoint_manager, key=self.manager_key, deadlines=self.deadlines
         )
         self.trainer.checkpoint_manager = self._manager
         self.reporter = Reporter(
@@ -136,7 +137,8 @@ class ActiveRun:
             phase=phase,
         )
 
-    def _manager_key(self, phase: str) -> CallKey:
+    def manager_key(self, phase: str) -> CallKey:
+        """Return the key of a call that a hook makes now."""
         return self.key(phase, self._inner_step)
 
     async def hook(self, name: str) -> None:
@@ -176,8 +178,8 @@ class ActiveRun:
         self._records.note(future.task_run_id)
         self.deadlines.record(phase.name, seconds)
         self.trainer.state = result.state
-        self._metrics |= result.metrics
-        self._metrics[f"timing_s/{phase.name}"] = seconds
+        found = {**result.metrics, f"timing_s/{phase.name}": seconds}
+        self._metrics = add_inner_step(self._metrics, found, inner_step)
         if phase.name == "save_checkpoint":
             step = self.trainer.global_steps
             await self.reporter.checkpoint(step, CheckpointStore(self.folder).at(step).path)

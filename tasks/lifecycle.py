@@ -14,7 +14,8 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.exceptions import Pause, TerminationSignal
 
-from rlcore.cluster.start import Cluster, hold_devices
+from rlcore.cluster.connect import hold_devices
+from rlcore.cluster.start import Cluster
 from rlcore.config import ResolvedConfig, resolve_config
 from rlcore.data.check import check_data
 from rlcore.tracking.curves import lacks_step, validation_scores
@@ -88,6 +89,8 @@ async def open_run(
             await _restore(run, which.checkpoint)
         elif not which.is_new:
             logger.warning("run %s has no checkpoint: it starts at step 0 again", which.run_id)
+        # Not before: a replica that joins gets what the trainer has published.
+        cluster.watch_replicas(run.manager_key)
         token = ACTIVE_RUN.set(run)
         stack.callback(ACTIVE_RUN.reset, token)
         stack.callback(run.close)

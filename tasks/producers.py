@@ -4,7 +4,6 @@
 |----------------------|-------------------------|---------------------------------------------|
 | the worker to start  | `deadlines.start`       | it is killed, another is started            |
 | its status           | `deadlines.queue`       | the same                                    |
-| a replica's health   | `deadlines.queue`       | ReplicaDiedError: the attempt ends          |
 | the ledger's release | `deadlines.start`       | ActorUnavailableError: the attempt ends     |
 | the worker to drain  | `run.drain_s`           | it is killed                                |
 """
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
-from rlcore.errors import ActorUnavailableError, DeadlineExceededError, ReplicaDiedError
+from rlcore.errors import ActorUnavailableError, DeadlineExceededError
 
 if TYPE_CHECKING:
     from tasks.active_run import ActiveRun
@@ -60,6 +59,7 @@ class Supervisor:
         self._log = log
         self._times = times or SupervisorTimes()
         self._restarts = 0
+        self._told: dict[str, Any] = {}
 
     async def run(self) -> dict[str, float]:
         """Keep the worker alive; return its counters at the end, none if it did not drain.
@@ -67,8 +67,7 @@ class Supervisor:
         Raises:
             ActorUnavailableError: the worker died more than MAX_RESTARTS times in a row, or the
                 ledger did not take back its prompts.
-            ReplicaDiedError: a replica died or does not answer; nobody restarts one while the run
-                goes on.
+            ReplicaDiedError: a replica was lost and could not be replaced.
         """
         while True:
             worker = self._run.cluster.new_agent_loop_worker(self._index)
@@ -89,12 +88,13 @@ class Supervisor:
     async def _watch(self, worker: AgentLoopWorkerHandle) -> dict[str, float]:
         deadlines = self._run.config.deadlines
         await worker.ready(deadlines.start)
+        self._told = {}
         self._run.producer_is_ready(self._index)
         self._log.info("agent loop worker %d is ready", self._index)
         began = reported = time.monotonic()
         while not await self._stopped_within(self._times.poll_s):
             status = await worker.status(deadlines.queue)
-            await self._check_replicas()
+            await self._tell_replicas(worker)
             if time.monotonic() - reported >= self._times.report_every_s:
                 reported = time.monotonic()
                 self._log.info("%s", status.line())
@@ -110,34 +110,22 @@ class Supervisor:
             return False
         return True
 
-    async def _check_replicas(self) -> None:
-        """Ask every replica how it is; the first producer does it for all.
+    async def _tell_replicas(self, worker: AgentLoopWorkerHandle) -> None:
+        """Let the worker know which replicas serve, if these are others than before.
 
         Raises:
-            ReplicaDiedError: its process or its engine died, or it does not answer.
+            ReplicaDiedError: one was lost and could not be replaced.
         """
-        if self._index != 0:
-            return
-        deadline_s = self._run.config.deadlines.queue
-        for name, replica in self._run.cluster.replicas.items():
-            try:
-                report = await asyncio.to_thread(replica.health, deadline_s)
-            except ActorUnavailableError as error:
-                raise ReplicaDiedError(f"{name} died: {error}") from error
-            except DeadlineExceededError as error:
-                raise ReplicaDiedError(
-                    f"rollout producer {self._index} waited {deadline_s:g} s for {name} to say how "
-                    f"it is: {error}"
-                ) from error
-            if report["state"] == "dead":
-                # The process lives and answers; its engine raised and serves nobody any more.
-                raise ReplicaDiedError(f"{name} is dead: {report['error'] or 'it was closed'}")
+        serving = self._run.cluster.serving()
+        if serving != self._told:
+            await worker.set_replicas(serving, self._run.config.deadlines.queue)
+            self._told = serving
 
     async def _recover(self, worker: AgentLoopWorkerHandle, error: ActorUnavailableError) -> None:
         self._restarts += 1
         self._log.warning("agent loop worker %d died: %s", self._index, error)
-        # Whose replicas are dead dies as well, and so would the next one: name the cause.
-        await self._check_replicas()
+        # Whose replicas are lost for good dies as well, and so would the next one: name the cause.
+        self._run.cluster.serving()
         await self._release(worker)
         if self._restarts > MAX_RESTARTS:
             raise ActorUnavailableError(

@@ -1,17 +1,18 @@
 """The weight manager that hooks see: each call is a retriable Prefect task on the step's page."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 
+from rlcore.checkpoint_engine.base import Replica
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.executor import require_executor
 from rlcore.types import CallKey
 from tasks.deadlines import PhaseDeadlines
-from tasks.retry import PHASE_OPTIONS
+from tasks.retry import PHASE_OPTIONS, PhaseOptions
 
 
 def manager_body(
@@ -22,13 +23,22 @@ def manager_body(
     return getattr(manager.with_key(key), method)(*args)
 
 
+MANAGER_RETRY_DELAYS_S: list[float] = [1, 4, 16, 32, 64]
+"""Long enough for a replica that was lost to be started again."""
+
+manager_options: PhaseOptions = {
+    **PHASE_OPTIONS,
+    "retries": len(MANAGER_RETRY_DELAYS_S),
+    "retry_delay_seconds": MANAGER_RETRY_DELAYS_S,
+}
+
 manager_call = Task(
     manager_body,
     name="update_weights",
     task_run_name="step-{key.global_step:04d}/{method}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    **PHASE_OPTIONS,
+    **manager_options,
 )
 
 
@@ -57,7 +67,9 @@ class TaskCheckpointManager:
         deadline_s = self._deadlines.for_phase("update_weights")
         call = manager_call.with_options(name=method, timeout_seconds=deadline_s)
         began = time.monotonic()
-        result = call.submit(self._manager, method, self._key(method), args).result()
+        # Against whoever brings a restarted replica up: the body works on a copy of the manager.
+        with self._manager.exclusive():
+            result = call.submit(self._manager, method, self._key(method), args).result()
         if method == "update_weights":
             self._deadlines.record(method, time.monotonic() - began)
         return result
@@ -66,6 +78,16 @@ class TaskCheckpointManager:
         """Publish the trainer's weights to every replica; return bytes, seconds, version."""
         self.last_update = self._call("update_weights", global_steps)
         return self.last_update
+
+    def add_replicas(self, replicas: Mapping[str, Replica]) -> int | None:
+        """Bring replicas to the committed version and make them members; return the version."""
+        version = self._call("add_replicas", dict(replicas))
+        self._manager.replicas.update(replicas)
+        return version
+
+    def remove_replicas(self, names: Iterable[str]) -> None:
+        """Leave replicas out of later updates; what they do meanwhile is the caller's affair."""
+        self._manager.remove_replicas(names)
 
     def sleep_replicas(self) -> None:
         """Free the replicas' memory."""

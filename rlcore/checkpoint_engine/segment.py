@@ -1,27 +1,27 @@
 """A shared-memory segment of weights: raw bytes in a reused file, described by a WeightMeta.
 
-Layout: every tensor starts at a multiple of 64 bytes, in the order of `WeightMeta.tensors`. Tensors
-of zero size occupy nothing; names tied to one storage share one entry's bytes. The file is never
-replaced or shortened: fresh pages cost seven times what warm ones do, so a segment keeps its pages
-from one publication to the next. That is why a reader must copy what it reads before the next one
-is written (the transaction of `rlcore.checkpoint_engine.manager` sees to it).
+The file is never replaced or shortened: fresh pages cost seven times what warm ones do, so a
+segment keeps its pages from one publication to the next. That is why a reader must copy what it
+reads before the next one is written (the transaction of `rlcore.checkpoint_engine.manager` sees to
+it). Layout of the bytes: `rlcore.checkpoint_engine.layout`.
 """
 
-import json
 import mmap
 import os
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from rlcore.errors import WeightSyncError
+from rlcore.checkpoint_engine.buffer import Bytes, checksum
+from rlcore.checkpoint_engine.layout import ALIGNMENT, gaps, plan_layout, torch_dtype, view_tensor
+from rlcore.errors import WeightSyncError, WeightTransferError
 from rlcore.types import WeightMeta
 
-ALIGNMENT = 64
+# All pages at once: a fault per page would cost as much as the copy.
+_SHARED = mmap.MAP_SHARED | mmap.MAP_POPULATE
 
 
 def write_tensors(
@@ -33,28 +33,39 @@ def write_tensors(
         path: file in shared memory; created when missing, else overwritten in place.
         tensors: name and tensor; any shape, zero-size and tied ones included.
         dtype: torch's name of the type floating point tensors are cast to, e.g. "bfloat16";
-            others keep their type.
+            others keep their type. "auto": all keep theirs.
         version: weight version of these bytes.
 
     Raises:
         WeightSyncError: two tensors have one name, `dtype` is not a floating point type, or the
             bytes do not fit into shared memory.
     """
-    wire_dtype = _dtype(dtype)
-    if not wire_dtype.is_floating_point:
+    wire_dtype = None if dtype == "auto" else torch_dtype(dtype)
+    if wire_dtype is not None and not wire_dtype.is_floating_point:
         raise WeightSyncError(f"weights cannot be published as {dtype}: not a floating point type")
     named = list(tensors)
-    entries, size = _plan(named, wire_dtype)
-    buffer = _open_for_writing(Path(path), size)
-    written: set[int] = set()
-    for (_, tensor), entry in zip(named, entries, strict=True):
-        if entry["num_bytes"] and entry["offset"] not in written:
-            _view(buffer, entry).copy_(tensor.detach())
-            written.add(entry["offset"])
-    checksum = _checksum(buffer, entries)
+    entries, size = plan_layout(named, wire_dtype)
+    buffer = open_for_writing(Path(path), size)
+    fill(buffer, [tensor for _, tensor in named], entries)
+    data = np.frombuffer(buffer, dtype=np.uint8, count=size)
+    for start, end in gaps(entries, size):
+        data[start:end] = 0  # the same weights have the same checksum, whatever lay here before
     return WeightMeta(
-        version=version, path=str(path), num_bytes=size, checksum=checksum, tensors=entries
+        version=version,
+        path=str(path),
+        num_bytes=size,
+        checksum=checksum(data, entries),
+        tensors=entries,
     )
+
+
+def fill(buffer: Any, tensors: Sequence[Tensor], entries: Sequence[dict[str, Any]]) -> None:
+    """Write every tensor to its place in `buffer`, tied ones once, cast to the entry's type."""
+    written: set[int] = set()
+    for tensor, entry in zip(tensors, entries, strict=True):
+        if entry["num_bytes"] and entry["offset"] not in written:
+            view_tensor(buffer, entry).copy_(tensor.detach())
+            written.add(entry["offset"])
 
 
 def read_tensors(meta: WeightMeta) -> Iterator[tuple[str, Tensor]]:
@@ -63,58 +74,54 @@ def read_tensors(meta: WeightMeta) -> Iterator[tuple[str, Tensor]]:
     The tensors are views of the segment: copy them before the next publication overwrites it.
 
     Raises:
-        WeightSyncError: the segment is missing, too short or holds other bytes than `meta` says.
+        WeightSyncError: the segment is missing or too short.
+        WeightTransferError: it holds other bytes than `meta` says.
     """
-    buffer = _open_for_reading(meta)
-    found = _checksum(buffer, meta.tensors)
+    # Private: torch wants a writable buffer, and what is written never reaches the file.
+    buffer = _open_for_reading(meta, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    found = checksum(np.frombuffer(buffer, dtype=np.uint8, count=meta.num_bytes), meta.tensors)
     if found != meta.checksum:
-        raise WeightSyncError(
-            f"weight version {meta.version}: {meta.path} has checksum {found}, published was "
-            f"{meta.checksum}; it was overwritten or damaged"
-        )
+        raise WeightTransferError(mismatch(meta, found))
     for entry in meta.tensors:
-        yield entry["name"], _view(buffer, entry)
+        yield entry["name"], view_tensor(buffer, entry)
 
 
-def _plan(
-    named: list[tuple[str, Tensor]], wire_dtype: torch.dtype
-) -> tuple[list[dict[str, Any]], int]:
-    entries: list[dict[str, Any]] = []
-    names: set[str] = set()
-    offset_of: dict[tuple[Any, ...], int] = {}
-    end = 0
-    for name, tensor in named:
-        if name in names:
-            raise WeightSyncError(f"two tensors are called {name!r}")
-        names.add(name)
-        dtype = wire_dtype if tensor.is_floating_point() else tensor.dtype
-        num_bytes = tensor.numel() * dtype.itemsize
-        identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        offset = offset_of.get(identity) if num_bytes else 0
-        if offset is None:
-            offset = -(-end // ALIGNMENT) * ALIGNMENT
-            offset_of[identity] = offset
-            end = offset + num_bytes
-        entries.append(
-            {
-                "name": name,
-                "dtype": str(dtype).removeprefix("torch."),
-                "shape": list(tensor.shape),
-                "offset": offset,
-                "num_bytes": num_bytes,
-            }
-        )
-    return entries, end
+def map_segment(meta: WeightMeta, *, writable: bool = False) -> Bytes:
+    """Return the segment's bytes, not verified.
+
+    Args:
+        meta: What was published.
+        writable: For libraries that take no read-only memory; they must not write.
+
+    Raises:
+        WeightSyncError: the segment is missing or too short.
+    """
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    buffer = _open_for_reading(meta, _SHARED, protection)
+    return np.frombuffer(buffer, dtype=np.uint8, count=meta.num_bytes)
 
 
-def _open_for_writing(path: Path, size: int) -> mmap.mmap:
+def mismatch(meta: WeightMeta, found: str) -> str:
+    """Say that other bytes than the published ones were found."""
+    return (
+        f"weight version {meta.version}: the bytes of {meta.path} have checksum {found}, "
+        f"published was {meta.checksum}; they were overwritten or damaged"
+    )
+
+
+def open_for_writing(path: Path, size: int) -> mmap.mmap:
+    """Map the segment at `path`, made or lengthened to hold `size` bytes.
+
+    Raises:
+        WeightSyncError: there is no room for it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         length = max(size, ALIGNMENT, os.fstat(descriptor).st_size)
         # Reserved now: running out of shared memory in the middle of a copy kills the process.
         os.posix_fallocate(descriptor, 0, length)
         # Never closed by hand: it is unmapped when the last view of it is gone.
-        return mmap.mmap(descriptor, length)
+        return mmap.mmap(descriptor, length, flags=_SHARED)
     except OSError as error:
         raise WeightSyncError(
             f"cannot reserve {size} bytes for weights at {path}: {error}"
@@ -123,43 +130,18 @@ def _open_for_writing(path: Path, size: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-def _open_for_reading(meta: WeightMeta) -> mmap.mmap:
+def _open_for_reading(meta: WeightMeta, flags: int, protection: int) -> mmap.mmap:
     try:
-        with Path(meta.path).open("rb") as file:
+        mode = "r+b" if flags & mmap.MAP_SHARED and protection & mmap.PROT_WRITE else "rb"
+        with Path(meta.path).open(mode) as file:
             length = os.fstat(file.fileno()).st_size
             if length < max(meta.num_bytes, ALIGNMENT):
                 raise WeightSyncError(
                     f"weight version {meta.version}: {meta.path} has {length} bytes, published "
                     f"were {meta.num_bytes}"
                 )
-            # Private: torch wants a writable buffer, and what is written never reaches the file.
-            return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY)
+            return mmap.mmap(file.fileno(), length, flags=flags, prot=protection)
     except FileNotFoundError:
         raise WeightSyncError(
             f"weight version {meta.version}: segment {meta.path} is missing"
         ) from None
-
-
-def _view(buffer: mmap.mmap, entry: dict[str, Any]) -> Tensor:
-    dtype = _dtype(entry["dtype"])
-    if not entry["num_bytes"]:
-        return torch.empty(entry["shape"], dtype=dtype)
-    count = entry["num_bytes"] // dtype.itemsize
-    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry["offset"])
-    return flat.view(entry["shape"])
-
-
-def _checksum(buffer: mmap.mmap, entries: list[dict[str, Any]]) -> str:
-    """CRC-32 of the description and of every tensor's bytes, in order (4 GB/s)."""
-    value = zlib.crc32(json.dumps(entries, sort_keys=True).encode())
-    whole = memoryview(buffer)
-    for entry in entries:
-        value = zlib.crc32(whole[entry["offset"] : entry["offset"] + entry["num_bytes"]], value)
-    return f"crc32:{value:08x}"
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise WeightSyncError(f"unknown tensor type {name!r}")
-    return dtype

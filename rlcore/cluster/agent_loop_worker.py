@@ -18,7 +18,7 @@ from rlcore.config import RunConfig
 from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ActorUnavailableError, RolloutError, TransientError
 from rlcore.reward.loop import RewardLoopManager
-from rlcore.rollout.client import LLMServerClient
+from rlcore.rollout.client import FLUSH_INTERVAL_S, LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.types import PromptSpec, SessionRecord
 from rlcore.user_code import load_user_modules
@@ -98,9 +98,10 @@ class AgentLoopWorkerActor:
         self._worker_id = worker_id
         self._ledger = RayWorkerLedger(ledger, attempt, deadline_s)
         self._queue = RayWorkerQueue(queue_host, attempt, deadline_s)
+        self._is_deterministic = config.actor_rollout_ref.rollout.full_determinism
         self._router = Router(
             _wrap(replicas),
-            full_determinism=config.actor_rollout_ref.rollout.full_determinism,
+            full_determinism=self._is_deterministic,
             empty_deadline_s=config.deadlines.start,
         )
         self._worker: AgentLoopWorker | None = None
@@ -117,6 +118,7 @@ class AgentLoopWorkerActor:
         """
         if self._running is not None:
             return
+        # Without the module of a weight backend, which would bring torch along.
         load_user_modules(self._config.trainer.user_modules)
         model = self._config.actor_rollout_ref.model
         self._worker = AgentLoopWorker(
@@ -124,7 +126,12 @@ class AgentLoopWorkerActor:
             self._worker_id,
             ledger=self._ledger,
             queue=self._queue,
-            client=LLMServerClient(self._router, self._config.rollout_seed),
+            client=LLMServerClient(
+                self._router,
+                self._config.rollout_seed,
+                # The keys of a half are prefilled, which may round otherwise than decoding.
+                flush_interval_s=None if self._is_deterministic else FLUSH_INTERVAL_S,
+            ),
             tokenizer=load_tokenizer(model.path, model.trust_remote_code),
             rewards=RewardLoopManager(self._config),
         )

@@ -4,8 +4,9 @@ The actor is a thin shell round `rlcore.rollout.server.LLMServer`. Generation an
 concurrency groups of their own: a control call is never queued behind thousands of requests.
 """
 
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -13,8 +14,11 @@ from ray.actor import ActorHandle
 
 from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.cluster.process_name import ProcessName
 from rlcore.cluster.ray_replica import RayReplica
+from rlcore.cluster.worker_environment import compute_on
 from rlcore.config import RunConfig
+from rlcore.config.cores import Cores, replica_name
 from rlcore.rollout.engine import Engine, EngineSpec, build_engine
 from rlcore.rollout.server import LLMServer, ServerDeadlines
 from rlcore.types import CallKey, TokenOutput, WeightMeta
@@ -54,6 +58,8 @@ class LLMServerActor:
 
         def make_engine() -> Engine:
             # Here, not above: what a constructor raises reaches the driver as a dead actor only.
+            # In the engine's thread, whose torch threads are those that compute.
+            compute_on(spec.cores)
             load_user_modules(user_modules)
             return build_engine(spec)
 
@@ -124,6 +130,11 @@ class LLMServerActor:
         await self._server.abandon_weights(key, version)
 
     @ray.method(concurrency_group="control")
+    async def committed_weights(self) -> WeightMeta | None:
+        """Return what was committed last."""
+        return await self._server.committed_weights()
+
+    @ray.method(concurrency_group="control")
     async def health(self) -> dict[str, Any]:
         """Return state and counters."""
         return await self._server.health()
@@ -132,6 +143,11 @@ class LLMServerActor:
     async def wait_ready(self, deadline_s: float) -> None:
         """Return when the engine is built."""
         await self._server.wait_ready(deadline_s)
+
+    @ray.method(concurrency_group="control")
+    async def process(self) -> ProcessName:
+        """Say which process this is."""
+        return ProcessName.of_this()
 
     @ray.method(concurrency_group="control")
     async def close(self) -> None:
@@ -161,6 +177,7 @@ class ReplicaClient(RayReplica):
     ) -> None:
         """Wrap `handle`; calls may take REPLY_S more than the replica's own deadlines."""
         super().__init__(handle, name)
+        self.process: ProcessName | None = None
         self._control_deadline_s = deadlines.control_s + REPLY_S
         self._load_deadline_s = deadlines.load_s + REPLY_S
         self._drain_deadline_s = deadlines.control_s + deadlines.request_s + REPLY_S
@@ -204,6 +221,10 @@ class ReplicaClient(RayReplica):
         """Give a weight update up."""
         self._get(self.handle.abandon_weights.remote(key, version), "abandon_weights")
 
+    def committed_weights(self) -> WeightMeta | None:
+        """Return what was committed last; None: the weights of the model folder are served."""
+        return self._get(self.handle.committed_weights.remote(), "committed_weights")
+
     def health(self, deadline_s: float = 10.0) -> dict[str, Any]:
         """Return state and counters."""
         return self._get(self.handle.health.remote(), "health", deadline_s)
@@ -211,10 +232,13 @@ class ReplicaClient(RayReplica):
     def wait_ready(self, deadline_s: float) -> None:
         """Return when the engine is built."""
         self._get(self.handle.wait_ready.remote(deadline_s), "wait_ready", deadline_s + REPLY_S)
+        self.process = self._get(self.handle.process.remote(), "process")
 
     def kill(self) -> None:
-        """End the replica's process."""
+        """End the replica's process, also one that is stopped and so does not obey Ray."""
         kill_actor(self.handle)
+        if self.process is not None:
+            self.process.kill()
 
     def _get(self, reply: Any, what: str, deadline_s: float | None = None) -> Any:
         deadline_s = self._control_deadline_s if deadline_s is None else deadline_s
@@ -255,21 +279,52 @@ def start_replica(
     return ReplicaClient(handle, name, deadlines=deadlines)
 
 
-def start_replicas(
+def replica_starter(
     config: RunConfig,
     *,
     run_id: str,
     attempt: int,
+    cores: Mapping[str, Cores] | None = None,
     log_address: LogAddress | None = None,
+) -> Callable[[str], ReplicaClient]:
+    """Return what starts a replica of the run by its name, and does not wait for its model.
+
+    Args:
+        config: Of the run.
+        run_id: Whose calls they admit.
+        attempt: Fencing token.
+        cores: By name, what each computes on; those without an entry: on all.
+        log_address: Where their log records go.
+    """
+    return functools.partial(
+        _start_named,
+        config,
+        cores or {},
+        run_id=run_id,
+        attempt=attempt,
+        deadlines=ServerDeadlines.from_config(config),
+        user_modules=config.user_modules,
+        log_address=log_address,
+    )
+
+
+def _start_named(
+    config: RunConfig, cores: Mapping[str, Cores], name: str, **options: Any
+) -> ReplicaClient:
+    spec = EngineSpec.from_config(config, cores.get(name, ()))
+    return start_replica(spec, name=name, **options)
+
+
+def start_replicas(
+    config: RunConfig,
+    start: Callable[[str], ReplicaClient],
     on_created: Callable[[str, ReplicaClient], None] | None = None,
 ) -> dict[str, ReplicaClient]:
     """Start the replicas of a run side by side and wait until all are ready.
 
     Args:
         config: Of the run.
-        run_id: Whose calls they admit.
-        attempt: Fencing token.
-        log_address: Where their log records go.
+        start: See `replica_starter`.
         on_created: Gets name and replica before its model is loaded, to be able to end it
             meanwhile.
 
@@ -278,20 +333,11 @@ def start_replicas(
         DeadlineExceededError: one is not ready within `deadlines.start`.
         ActorUnavailableError: one died while it started.
     """
-    spec = EngineSpec.from_config(config)
+    names = [replica_name(i) for i in range(config.actor_rollout_ref.rollout.num_replicas)]
     replicas: dict[str, ReplicaClient] = {}
     try:
-        for i in range(config.actor_rollout_ref.rollout.num_replicas):
-            name = f"replica-{i}"
-            replicas[name] = start_replica(
-                spec,
-                run_id=run_id,
-                attempt=attempt,
-                name=name,
-                deadlines=ServerDeadlines.from_config(config),
-                user_modules=config.trainer.user_modules,
-                log_address=log_address,
-            )
+        for name in names:
+            replicas[name] = start(name)
             if on_created is not None:
                 on_created(name, replicas[name])
         for replica in replicas.values():
@@ -300,5 +346,5 @@ def start_replicas(
         for replica in replicas.values():
             replica.kill()
         raise
-    logger.info("%d replicas are ready: %s", len(replicas), spec)
+    logger.info("%d replicas are ready: %s", len(replicas), EngineSpec.from_config(config))
     return replicas

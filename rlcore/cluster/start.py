@@ -1,48 +1,49 @@
 """Start and end the Ray side of one attempt: every actor of a run is made here, before step 1.
 
-hold_devices   the lock, before anything else (a shared cluster is joined first: its lock is there)
 Cluster.start  Ray → ledger and queue host, trainer, replicas, executors, side by side
 Cluster.shutdown  the reverse; what belongs to the run is dead when it returns
 """
 
 import asyncio
-import contextlib
 import functools
 import importlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.actor import ActorHandle
 
+from rlcore.checkpoint_engine.base import TransferSettings
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
 from rlcore.cluster.calls import kill_actor, wait_for_reply
-from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
+from rlcore.cluster.connect import NUM_STORAGE_UNITS, RAY_END_S, connect_ray
 from rlcore.cluster.ends import Ends
 from rlcore.cluster.executor import ExecutorPool, PoolLimits
 from rlcore.cluster.ledger import start_ledger
 from rlcore.cluster.ledger_client import LedgerClient
-from rlcore.cluster.llm_server import ReplicaClient, start_replicas
+from rlcore.cluster.llm_server import ReplicaClient, replica_starter, start_replicas
 from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_queue_host
+from rlcore.cluster.replica_supervisor import ReplicaSupervisor
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
-from rlcore.cluster.worker_environment import worker_environment
 from rlcore.config import RunConfig
 from rlcore.config.queue_size import queue_capacity
+from rlcore.config.cores import TRAINER, Cores, core_shares
 from rlcore.daemon_thread import DaemonThread, in_daemon_thread
-from rlcore.errors import ConfigError, TransientError
+from rlcore.errors import TransientError
+from rlcore.rollout.health import HealthLimits
 from rlcore.trainer.run_folder import RunFolder
 from rlcore.types import CallKey
+
+if TYPE_CHECKING:
+    from rlcore.trainer.base import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
 NUM_EXECUTORS = 2
 """One that works, and one that is ready when the first was killed."""
-
-NUM_STORAGE_UNITS = 1
-RESOURCES_S = 5.0
-"""How long Ray may take to report its CPUs after it was joined."""
 
 GIVE_UP_S = 5.0
 """How long a collaborator may take to refuse a try from then on."""
@@ -50,128 +51,8 @@ GIVE_UP_S = 5.0
 END_S = 20.0
 """For everything to end, whatever hangs: a cancelled run has 25 s from the cancel to its exit."""
 
-RAY_END_S = 4.0
-"""How much of END_S is kept for Ray itself."""
-
 HOST_END_S = 15.0
 """For the queue's actors to be gone; within END_S - RAY_END_S."""
-
-QUEUE_CPUS = 1 + NUM_STORAGE_UNITS
-"""Logical CPUs that TransferQueue's controller and storage ask for; our own actors ask for none."""
-
-
-def connect_ray(config: RunConfig) -> bool:
-    """Join the cluster that the configuration names, or start a local one.
-
-    Returns:
-        Whether this process started the cluster or joined it now, and so leaves it at the end.
-
-    Raises:
-        ConfigError: the cluster cannot be reached, or has too few CPUs.
-    """
-    if ray.is_initialized():
-        _check_cpus(config)
-        return False
-    address = config.ray.address
-    options: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.WARNING,
-        "runtime_env": worker_environment(),
-    }
-    if address is None:
-        options |= {
-            "address": "local",
-            "num_cpus": config.ray.num_cpus,
-            "include_dashboard": False,
-            # Ray's own choice is 15: whatever else runs would stop a thread of the trainer or the
-            # engine, and with it all that compute beside it and wait for it.
-            "_system_config": {"worker_niceness": 0},
-        }
-    else:
-        options["address"] = address
-    try:
-        with _without_chatter():
-            ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"ray.address={address}: the cluster cannot be joined: {error}; start one with "
-            "`ray start --head`, or leave ray.address null for a local one"
-        ) from error
-    try:
-        _check_cpus(config)
-    except ConfigError:
-        ray.shutdown()
-        raise
-    return True
-
-
-@contextlib.contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Keep Ray's warnings that it starts in a thread and with a token off the console."""
-    names = ("worker", "authentication.authentication_token_setup")
-    chatty = [logging.getLogger(f"ray._private.{name}") for name in names]
-    levels = [logger_.level for logger_ in chatty]
-    for logger_ in chatty:
-        logger_.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger_, level in zip(chatty, levels, strict=True):
-            logger_.setLevel(level)
-
-
-def _check_cpus(config: RunConfig) -> None:
-    # The total: what is free is asked under the device lock, when the queue's host starts.
-    ends = time.monotonic() + RESOURCES_S
-    while (total := ray.cluster_resources().get("CPU", 0.0)) < QUEUE_CPUS:
-        if time.monotonic() >= ends:
-            break
-        time.sleep(0.1)
-    refuse_small_cluster(config, total)
-
-
-def refuse_small_cluster(config: RunConfig, total_cpus: float) -> None:
-    """Refuse a cluster that cannot hold the queue's actors, which would wait for ever.
-
-    Raises:
-        ConfigError: it has fewer than QUEUE_CPUS logical CPUs.
-    """
-    if total_cpus >= QUEUE_CPUS:
-        return
-    raise ConfigError(
-        f"the Ray cluster at {config.ray.address or 'this machine'} has {total_cpus:g} CPUs, "
-        f"the run needs {QUEUE_CPUS}; start it with more (`ray start --head --num-cpus "
-        f"{config.ray.num_cpus}`; logical ones, they reserve no core) or set ray.num_cpus"
-    )
-
-
-@contextlib.asynccontextmanager
-async def hold_devices(config: RunConfig, holder: str) -> AsyncIterator[None]:
-    """Hold the run's devices, joining a shared cluster for it; leave the cluster at the end.
-
-    Raises:
-        DeviceLockError: another run holds them; names it.
-        ConfigError: the cluster cannot be joined or is too small.
-    """
-    wait_s = config.deadlines.device_lock
-    if config.ray.address is None and not ray.is_initialized():
-        async with waited_lock(lambda: local_device_lock(holder), wait_s=wait_s):
-            yield
-        return
-    joined = await asyncio.to_thread(connect_ray, config)
-    try:
-        async with waited_lock(lambda: cluster_device_lock(holder), wait_s=wait_s):
-            yield
-    finally:
-        if joined:
-            await _leave_ray()
-
-
-async def _leave_ray() -> None:
-    """Leave the cluster, beside the loop: Ray waits for its own threads."""
-    leaving = Ends(budget_s=RAY_END_S, last_s=RAY_END_S)
-    leaving.set_last("Ray", ray.shutdown)
-    await leaving.run()
 
 
 def import_trainer() -> None:
@@ -206,6 +87,7 @@ class Cluster:
         self.total_steps = total_steps
         self.replicas: dict[str, ReplicaClient] = {}
         self._collaborators: dict[str, Any] = {}
+        self._watch: ReplicaSupervisor | None = None
         self._starting: dict[asyncio.Future[Any], str] = {}
         self._ends = Ends(budget_s=END_S, last_s=RAY_END_S)
         self._ray = DaemonThread("ray")  # with its end those of Ray's processes would come
@@ -244,7 +126,42 @@ class Cluster:
             self.training,
             self.replicas,
             backend=self.config.actor_rollout_ref.rollout.checkpoint_engine.backend,
+            settings=TransferSettings.from_config(self.config),
         )
+
+    def watch_replicas(self, key: Callable[[str], CallKey]) -> None:
+        """Replace replicas that die or hang from now on; `key` names the caller of a phase."""
+        self._watch = ReplicaSupervisor(
+            self.checkpoint_manager,
+            self.replicas,
+            start=self._start_replica,
+            key=key,
+            limits=HealthLimits(start_s=self.config.deadlines.start),
+            on_change=self._replicas_changed,
+        )
+        self._watch.start()
+
+    def serving(self) -> dict[str, ActorHandle]:
+        """Return the replicas that may get requests.
+
+        Raises:
+            ReplicaDiedError, ConfigError: one was lost and could not be replaced.
+        """
+        if self._watch is not None:
+            self._watch.raise_if_failed()
+        return {name: replica.handle for name, replica in self.replicas.items()}
+
+    def _replicas_changed(self, serving: Mapping[str, Any]) -> None:
+        self.replicas = dict(serving)
+        gone = [name for name in self._collaborators if name.startswith("replica-")]
+        kept = {n: h for n, h in self._collaborators.items() if n not in gone}
+        self._collaborators = kept | {name: r.handle for name, r in serving.items()}
+
+    def _end_replicas(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        for replica in self.replicas.values():
+            replica.kill()
 
     def _begin(self, start: Callable[[], None], what: str) -> asyncio.Future[Any]:
         """Start something in a thread that neither a cancel nor the process's end waits for."""
@@ -312,24 +229,33 @@ class Cluster:
             run_id=self.folder.run_id,
             attempt=self.attempt,
             folder=self.folder.path,
-            total_steps=self.total_steps * self._inner_steps(),
+            total_steps=self.total_steps * self._mode().inner_steps_of(self.config),
+            cores=self._cores().get(TRAINER, ()),
             log_address=self.executors.log_address,
             on_created=lambda group: self._at_end("trainer", group.stop),
         )
 
-    def _inner_steps(self) -> int:
+    def _mode(self) -> "type[PPOTrainer]":
         # Imported here: modes import this package's clients.
         from rlcore.trainer.modes import get_trainer_cls
 
-        mode = get_trainer_cls(self.config.trainer.v1.trainer_mode)
-        return mode.inner_steps_of(self.config)
+        return get_trainer_cls(self.config.trainer.v1.trainer_mode)
+
+    def _cores(self) -> Mapping[str, Cores]:
+        return core_shares(self.config, is_separate=self._mode().is_separate)
 
     def _start_replicas(self) -> None:
-        self.replicas = start_replicas(
+        self._start_replica = replica_starter(
             self.config,
             run_id=self.folder.run_id,
             attempt=self.attempt,
+            cores=self._cores(),
             log_address=self.executors.log_address,
+        )
+        self._at_end("replicas", self._end_replicas)
+        self.replicas = start_replicas(
+            self.config,
+            self._start_replica,
             on_created=lambda name, replica: self._at_end(name, replica.kill),
         )
 
@@ -358,7 +284,7 @@ class Cluster:
             attempt=self.attempt,
             ledger=self.ledger.handle,
             queue_host=self.queue_host.handle,
-            replicas={name: replica.handle for name, replica in self.replicas.items()},
+            replicas=self.serving(),
             log_address=self.executors.log_address,
         )
 

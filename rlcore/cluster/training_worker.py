@@ -20,8 +20,9 @@ from rlcore.checkpoint_engine.segment_file import hold_segment, remove_leftovers
 from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.group_call import call_together
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
-from rlcore.cluster.worker_environment import COMPUTE_ENVIRONMENT
+from rlcore.cluster.worker_environment import COMPUTE_ENVIRONMENT, compute_on
 from rlcore.config import RunConfig
+from rlcore.config.cores import Cores
 from rlcore.errors import ActorUnavailableError, DeadlineExceededError
 from rlcore.training.spec import TrainingSpec
 from rlcore.types import CallKey, SampledBatch, WeightMeta
@@ -44,7 +45,8 @@ SHARED_MEMORY = "/dev/shm"
 class TrainingWorkerActor:
     """One rank. Methods run one after the other; see TrainingWorker for what they do and raise.
 
-    Only `give_up` has a lane of its own: it must not wait for the update that it ends.
+    Two have a lane of their own: `give_up` must not wait for the update that it ends, nor a replica
+    that joins for one that trains.
     """
 
     def __init__(self, log_address: LogAddress | None, rank: int = 0) -> None:
@@ -76,6 +78,8 @@ class TrainingWorkerActor:
         Raises:
             ConfigError: a user's module or the model cannot be loaded.
         """
+        # Before torch starts its threads.
+        compute_on(spec.cores)
         load_user_modules(user_modules)
         if self._rank == 0:  # which writes the published weights
             hold_segment(segment_path(SHARED_MEMORY, spec.run_id))
@@ -96,6 +100,11 @@ class TrainingWorkerActor:
     def give_up(self, key: CallKey) -> None:
         """See TrainingWorker.give_up."""
         self._worker.give_up(key)
+
+    @ray.method(concurrency_group="control")
+    def published_weights(self) -> WeightMeta | None:
+        """See TrainingWorker.published."""
+        return self._worker.published
 
     def compute_log_prob(
         self, key: CallKey, partition_id: str, batch: SampledBatch, keeps_start: bool = False
@@ -324,6 +333,14 @@ class TrainingGroup:
         """
         return self._call("publish_weights", key, SHARED_MEMORY, self.publish_dtype)
 
+    def published_weights(self) -> WeightMeta | None:
+        """Return what was published last, also while it trains; None: nothing yet.
+
+        Raises:
+            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+        """
+        return self._call("published_weights")
+
     def save_checkpoint(self, key: CallKey, folder: Path) -> None:
         """Write the training state to `folder`.
 
@@ -400,6 +417,7 @@ def start_training_group(
     attempt: int,
     folder: Path,
     total_steps: int | None = None,
+    cores: Cores = (),
     log_address: LogAddress | None = None,
     on_created: Callable[[TrainingGroup], None] | None = None,
 ) -> TrainingGroup:
@@ -412,6 +430,7 @@ def start_training_group(
         folder: Run folder.
         total_steps: Steps of the run, where the learning-rate schedule ends; None:
             `trainer.total_training_steps`.
+        cores: That it computes on; empty: all.
         log_address: Where its log records go.
         on_created: Gets the group before its model is loaded, to be able to end it meanwhile.
 
@@ -422,7 +441,12 @@ def start_training_group(
             steps.
     """
     spec = TrainingSpec.from_config(
-        config, run_id=run_id, attempt=attempt, folder=folder, total_steps=total_steps
+        config,
+        run_id=run_id,
+        attempt=attempt,
+        folder=folder,
+        total_steps=total_steps,
+        cores=cores,
     )
     for path in remove_leftovers(SHARED_MEMORY):
         logger.info("removed %s, the weights of a run that is dead", path)
@@ -441,7 +465,7 @@ def start_training_group(
     try:
         if on_created is not None:
             on_created(group)
-        group.build(spec, config.deadlines.queue, config.trainer.user_modules)
+        group.build(spec, config.deadlines.queue, config.user_modules)
         state = group.state()
     except BaseException:
         for handle in handles:

@@ -1,6 +1,7 @@
-"""The environment of Ray's worker processes: how their threads wait, and where they are."""
+"""The environment of Ray's worker processes: how and where their threads run, and their folder."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 COMPUTE_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -30,3 +31,9 @@ def enter_folder() -> None:
     folder = Path(os.environ[FOLDER_VARIABLE])
     if folder.is_dir():
         os.chdir(folder)
+
+
+def compute_on(cores: Collection[int]) -> None:
+    """Keep the calling thread, and those that it starts from now on, on `cores`; empty: on all."""
+    if cores:
+        os.sched_setaffinity(0, cores)

@@ -14,6 +14,7 @@ from rlcore.config.run import RunConfig
 from rlcore.config.tree import Tree, get, leaves
 
 _ACTOR: Final = "actor_rollout_ref.actor."
+_ENGINE: Final = "actor_rollout_ref.rollout.checkpoint_engine."
 _FILTER: Final = "algorithm.filter_groups."
 _REWARD: Final = "reward."
 _OVERLONG: Final = "reward.reward_kwargs."
@@ -152,6 +153,13 @@ IDLE: tuple[Idle, ...] = (
         keys=(f"{_VAL}top_p", f"{_VAL}top_k"),
         because=_when(
             lambda c: not c.actor_rollout_ref.rollout.val_kwargs.do_sample, f"{_VAL}do_sample=false"
+        ),
+    ),
+    Idle(
+        keys=(f"{_ENGINE}update_weights_bucket_megabytes",),
+        because=_when(
+            lambda c: c.actor_rollout_ref.rollout.checkpoint_engine.backend == "naive",
+            f"{_ENGINE}backend=naive",
         ),
     ),
     Idle(

@@ -2,9 +2,9 @@
 
 The registries themselves import torch; this table does not. `works` lists what can be chosen now
 and equals the registry (a test compares them): whoever registers a new one adds one word here, and
-takes it out of `not_yet` by that. A name that is not in the table is taken when
-`trainer.user_modules` is set, and looked up in the registry after these files were loaded, before
-Ray starts (`rlcore.trainer.registered`).
+takes it out of `not_yet` by that. A name that is not in the table is taken when the configuration
+names files that register things (`RunConfig.user_modules`), and looked up in the registry after
+these were loaded, before Ray starts (`rlcore.trainer.registered`).
 """
 
 from collections.abc import Callable, Iterator
@@ -105,8 +105,7 @@ KINDS: tuple[NamedKind, ...] = (
         key="trainer.v1.trainer_mode",
         kind="trainer mode",
         read=lambda config: (config.trainer.v1.trainer_mode,),
-        works=("colocate_async", "sync"),
-        not_yet=("separate_async",),
+        works=("colocate_async", "separate_async", "sync"),
         registered_by="@register_trainer",
     ),
     NamedKind(
@@ -134,13 +133,12 @@ KINDS: tuple[NamedKind, ...] = (
         key=f"{_ROLLOUT}checkpoint_engine.backend",
         kind="back end of weight updates",
         read=lambda config: (config.actor_rollout_ref.rollout.checkpoint_engine.backend,),
-        works=("naive",),
-        not_yet=("shm", "gloo", "mooncake", "nccl", "kimi_ckpt_engine"),
+        works=("gloo", "mooncake", "naive", "shm"),
+        not_yet=("nccl", "kimi_ckpt_engine"),
         never=dict.fromkeys(
             ("hccl", "nixl", "delta_sharded", "delta"), "no such transport is planned"
         ),
         registered_by="@CHECKPOINT_ENGINES.register",
-        suggestion="set it to naive, which serves replicas on the training host",
     ),
     NamedKind(
         key="reward.reward_manager.name",
@@ -171,7 +169,7 @@ def kind_of(key: str) -> NamedKind:
 
 def unknown_names(config: RunConfig) -> Iterator[Problem]:
     """Names that nothing registers; user modules and lists are looked into after loading."""
-    if config.trainer.user_modules:
+    if config.user_modules:
         return
     for kind in KINDS:
         if kind.listed_in(config) is not None:

@@ -70,11 +70,6 @@ MODEL_LEN: Final = Hint(
     fix="set data.max_prompt_length and data.max_response_length",
 )
 ROLLOUT_POOL: Final = NotYet(reason="generation shares the training host so far")
-BUCKETS: Final = Hint(reason="`naive` shares one file and cuts it in no pieces")
-BACKEND_OPTION: Final = NotYet(reason="`naive` has no settings")
-BACKEND_MODULE: Final = NotYet(
-    reason="modules of yours have a key of their own", fix="list files in trainer.user_modules"
-)
 
 # --- issue "Agents, tools, rewards and data"
 REWARD_MANAGER_MODULE: Final = NotYet(

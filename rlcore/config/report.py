@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from rlcore.config.cores import core_shares
 from rlcore.config.memory import memory_parts, micro_batch_tokens
 from rlcore.config.model_shape import read_model_shape
 from rlcore.config.problems import show
@@ -56,8 +57,16 @@ def _devices(config: RunConfig) -> dict[str, Any]:
             f"{name}: {hosts} x {devices}" for name, (hosts, devices) in pools(config).items()
         ),
         "threads_per_process": config.ray.num_threads or "all cores",
+        **_cores(config),
         "ray": config.ray.address or f"local cluster with {config.ray.num_cpus} logical CPUs",
     }
+
+
+def _cores(config: RunConfig) -> dict[str, str]:
+    is_separate = config.trainer.v1.trainer_mode == "separate_async"
+    shares = core_shares(config, is_separate=is_separate)
+    told = (f"{name}: {', '.join(map(str, own))}" for name, own in shares.items())
+    return {"cores": "; ".join(told)} if shares else {}
 
 
 def _step(config: RunConfig) -> dict[str, Any]:

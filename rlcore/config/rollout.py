@@ -21,14 +21,7 @@ from rlcore.config.base import (
     Slots,
     Tokens,
 )
-from rlcore.config.pending import (
-    BACKEND_MODULE,
-    BACKEND_OPTION,
-    BUCKETS,
-    GPU_ENGINE,
-    MODEL_LEN,
-    ROLLOUT_POOL,
-)
+from rlcore.config.pending import GPU_ENGINE, MODEL_LEN, ROLLOUT_POOL
 
 
 def _all_or_some(value: int) -> int:
@@ -95,13 +88,15 @@ class CheckpointEngineConfig(Section):
     """How published weights reach the replicas."""
 
     backend: str = "naive"
-    """`naive`: a file of shared memory on one host; others by name, or one of your own."""
-    update_weights_bucket_megabytes: Annotated[Megabytes, BUCKETS] = Field(default=2048, ge=1)
-    """Weights travel in pieces of this size."""
-    engine_kwargs: Annotated[dict[str, Any], BACKEND_OPTION] = Field(default_factory=dict[str, Any])
-    """Settings of the backend, by its name."""
-    custom_backend_module: Annotated[str | None, BACKEND_MODULE] = None
-    """Module that registers a backend of the user's."""
+    """`naive`: a file of shared memory, for replicas on the trainer's devices; `shm`: the same in
+    buckets, for other processes of one host; `gloo`, `mooncake`: TCP, across hosts; or one that
+    `custom_backend_module` registers."""
+    update_weights_bucket_megabytes: Megabytes = Field(default=2048, ge=1)
+    """Weights travel in pieces of at most this size."""
+    engine_kwargs: dict[str, dict[str, Any]] = Field(default_factory=dict[str, dict[str, Any]])
+    """Settings by backend: `{gloo: {host: 10.0.0.1}}`."""
+    custom_backend_module: PathText | None = None
+    """Python file that registers a backend of yours."""
 
 
 class RolloutConfig(Section):

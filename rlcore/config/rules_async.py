@@ -64,7 +64,7 @@ def separate_async_is_whole(config: RunConfig) -> Iterator[Problem]:
             path=f"{_ROLLOUT}checkpoint_engine.backend",
             value="naive",
             reason=f"with {_MODE}=separate_async weights must reach other processes' devices",
-            fix="set it to shm on one host, or to nccl",
+            fix="set it to shm on one host, or to gloo or mooncake across hosts",
             involves=(_MODE,),
         )
     if model.enable and not model.enable_resource_pool:

@@ -8,6 +8,13 @@ from rlcore.config.run import RunConfig
 
 _ROLLOUT: Final = "actor_rollout_ref.rollout."
 _VAL: Final = f"{_ROLLOUT}val_kwargs"
+_ENGINE: Final = f"{_ROLLOUT}checkpoint_engine."
+_BACKEND_SETTINGS: Final = {
+    "gloo": ("host",),
+    "mooncake": ("host", "protocol", "device"),
+    "naive": (),
+    "shm": (),
+}
 
 
 def validation_sampling_fits(config: RunConfig) -> Iterator[Problem]:
@@ -53,6 +60,31 @@ def engine_reads_whole_trajectories(config: RunConfig) -> Iterator[Problem]:
             fix="leave it out",
             involves=("data.max_prompt_length", "data.max_response_length"),
         )
+
+
+def settings_belong_to_the_weight_backend(config: RunConfig) -> Iterator[Problem]:
+    """`checkpoint_engine.engine_kwargs` holds settings of the chosen backend, which it has."""
+    engine, path = config.actor_rollout_ref.rollout.checkpoint_engine, f"{_ENGINE}engine_kwargs"
+    involves = (f"{_ENGINE}backend",)
+    for backend, settings in engine.engine_kwargs.items():
+        if backend != engine.backend:
+            yield Problem(
+                path=f"{path}.{backend}",
+                value=settings,
+                reason=f"it has no effect with {_ENGINE}backend={engine.backend}",
+                fix=f"leave it out, or set {_ENGINE}backend={backend}",
+                involves=involves,
+            )
+            continue
+        known = _BACKEND_SETTINGS.get(backend, tuple(settings))  # one of the user's knows its own
+        for name in sorted(set(settings) - set(known)):
+            yield Problem(
+                path=f"{path}.{backend}.{name}",
+                value=settings[name],
+                reason=f"{_ENGINE}backend={backend} has no such setting",
+                fix=f"choose from {', '.join(known)}" if known else "leave it out: it has none",
+                involves=involves,
+            )
 
 
 def expert_parallel_is_the_product(config: RunConfig) -> Iterator[Problem]:
@@ -135,6 +167,7 @@ def reward_model_is_named(config: RunConfig) -> Iterator[Problem]:
 RULES = (
     validation_sampling_fits,
     engine_reads_whole_trajectories,
+    settings_belong_to_the_weight_backend,
     expert_parallel_is_the_product,
     overlong_buffer_fits,
     reward_manager_has_a_place,

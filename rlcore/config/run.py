@@ -76,10 +76,16 @@ class RunConfig(Section):
         return self
 
     @property
+    def user_modules(self) -> tuple[str, ...]:
+        """Files of the user's that register things, for processes that know torch anyway."""
+        backend = self.actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module
+        return (*self.trainer.user_modules, *(() if backend is None else (backend,)))
+
+    @property
     def python_files(self) -> tuple[str, ...]:
         """Files of the user's that processes with a copy of the trainer load at their start."""
         sampler = self.trainer.v1.sampler.custom_sampler.path
-        return (*self.trainer.user_modules, *(() if sampler is None else (sampler,)))
+        return (*self.user_modules, *(() if sampler is None else (sampler,)))
 
     @property
     def num_threads(self) -> int:

@@ -73,7 +73,7 @@ def check_data(config: RunConfig) -> DataReport:
             loop is missing.
     """
     tokenizer = check_model_folder(config)
-    load_user_modules(config.trainer.user_modules)
+    load_user_modules(config.user_modules)
     load_reward_function(config)
     check_output_folder(config)
     train, val = all_at_once(

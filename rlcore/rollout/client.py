@@ -84,7 +84,7 @@ class LLMServerClient:
     """
 
     def __init__(
-        self, router: Router, seed: int, *, flush_interval_s: float = FLUSH_INTERVAL_S
+        self, router: Router, seed: int, *, flush_interval_s: float | None = FLUSH_INTERVAL_S
     ) -> None:
         """Make a client.
 
@@ -93,13 +93,13 @@ class LLMServerClient:
             seed: Seed of sampling of the run.
             flush_interval_s: How often at least the partial output of a running request is
                 fetched, which is what survives its replica; every FLUSH_TOKENS tokens, where these
-                come sooner.
+                come sooner. None: never, a request is made anew elsewhere.
         """
         self.router = router
         self.seed = seed
         self.tokens_generated = 0
         self._flush_interval_s = flush_interval_s
-        self._token_s = flush_interval_s / FLUSH_TOKENS
+        self._token_s = (flush_interval_s or 0.0) / FLUSH_TOKENS
 
     def for_session(
         self, identity: str, session_id: int, *, max_tokens: int, max_model_len: int
@@ -190,13 +190,15 @@ class LLMServerClient:
         finally:
             running.cancel()
 
-    def _next_flush_s(self) -> float:
+    def _next_flush_s(self) -> float | None:
         """Return how long a request takes for FLUSH_TOKENS, by the pace of requests lately."""
+        if self._flush_interval_s is None:
+            return None
         return min(self._flush_interval_s, max(MIN_FLUSH_S, FLUSH_TOKENS * self._token_s))
 
     def _learn(self, num_tokens: int, seconds: float) -> None:
         """Move the pace towards that of one request; one that waits for its turn has none."""
-        if num_tokens == 0:
+        if num_tokens == 0 or self._flush_interval_s is None:
             return
         slowest = self._flush_interval_s / FLUSH_TOKENS
         self._token_s += PACE_WEIGHT * (min(slowest, seconds / num_tokens) - self._token_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from rlcore.config import RunConfig
+from rlcore.config.cores import Cores, threads_on
 from rlcore.registry import Registry
 from rlcore.rollout.sampling_params import SamplingParams
 from rlcore.types import TokenOutput, WeightMeta
@@ -41,9 +42,11 @@ class EngineSpec:
     num_threads: int | None
     """CPU threads; None: as many as cores."""
     trust_remote_code: bool = False
+    cores: Cores = ()
+    """Numbers of the cores that it computes on; empty: all."""
 
     @classmethod
-    def from_config(cls, config: RunConfig) -> Self:
+    def from_config(cls, config: RunConfig, cores: Cores = ()) -> Self:
         """Read `actor_rollout_ref.{model,rollout}`, `data` lengths and `ray.num_threads`."""
         model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
         return cls(
@@ -52,8 +55,9 @@ class EngineSpec:
             dtype=rollout.dtype,
             max_num_seqs=rollout.max_num_seqs,
             max_model_len=config.data.max_prompt_length + config.data.max_response_length,
-            num_threads=config.num_threads,
+            num_threads=threads_on(config, cores),
             trust_remote_code=model.trust_remote_code,
+            cores=cores,
         )
 
 
@@ -101,11 +105,12 @@ class Engine(Protocol):
         """Return a copy of a request's tokens so far, stop reason empty; None for an unknown id."""
         ...
 
-    def stage_weights(self, meta: WeightMeta) -> None:
-        """Load published weights beside those in use.
+    def stage_weights(self, meta: WeightMeta) -> str:
+        """Load published weights beside those in use; return the checksum of what came.
 
         Raises:
-            WeightSyncError: the bytes are damaged or do not fit the model.
+            WeightSyncError: they do not fit the model.
+            WeightTransferError: the bytes are damaged, or the sender died or stalled.
         """
         ...
 

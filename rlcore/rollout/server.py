@@ -131,6 +131,7 @@ class LLMServer:
         self._parked: deque[_Pending] = deque()
         self._running: dict[str, _Pending] = {}
         self._last_step = time.monotonic()
+        self._broken_by: list[str] = []
         self._thread = threading.Thread(target=self._run, name=f"{name} engine", daemon=True)
         self._thread.start()
 
@@ -247,7 +248,8 @@ class LLMServer:
             version, num_bytes and checksum of what was loaded.
 
         Raises:
-            WeightSyncError: not prepared, damaged, or of a version seen with other bytes.
+            WeightSyncError: not prepared, or of a version seen with other bytes.
+            WeightTransferError: the bytes are damaged, or the sender died or stalled.
         """
         self._fence.admit(key)
         deadline_s = self._deadlines.load_s
@@ -267,6 +269,10 @@ class LLMServer:
         """Give the update to `version` up and open the gate with the weights as they were."""
         await self._control(key, lambda _: self._update.abandon(version), "abandon_weights")
 
+    async def committed_weights(self) -> WeightMeta | None:
+        """Return what was committed last; None: the weights of the model folder are served."""
+        return self._update.committed
+
     async def health(self) -> dict[str, Any]:
         """Return state and counters; answers whatever the engine thread does."""
         engine = self._engine
@@ -278,11 +284,17 @@ class LLMServer:
             "weight_version": None if engine is None else engine.weight_version,
             "loading_version": self._update.version,
             "in_flight": len(self._running),
+            "requests": self._broken_by or self._computing(engine),
             "parked": len(self._parked),
             "slots": None if engine is None else engine.max_num_seqs,
             "num_tokens": 0 if engine is None else engine.num_tokens,
             "last_step_age_s": time.monotonic() - self._last_step,
         }
+
+    def _computing(self, engine: Engine | None) -> list[str]:
+        """Return the requests that have the engine's slots: the oldest ones."""
+        with self._wake:
+            return list(self._running)[: 0 if engine is None else engine.max_num_seqs]
 
     async def wait_ready(self, deadline_s: float) -> None:
         """Return when the engine is built.
@@ -366,6 +378,7 @@ class LLMServer:
                 self._turn(self._engine)
         except Exception as error:
             logger.exception("%s: the engine failed", self.name)
+            self._broken_by = self._computing(self._engine)
             self._error = error
         self._fail_all()
 

@@ -188,13 +188,14 @@ class TransformersEngine:
         slot = self._slots.find(request_id)
         return None if slot is None else self._slots.output(slot, "")
 
-    def stage_weights(self, meta: WeightMeta) -> None:
-        """Copy published weights into the second set, cast to the engine's type.
+    def stage_weights(self, meta: WeightMeta) -> str:
+        """Bring published weights into the second set; return the checksum of what came.
 
         Raises:
-            WeightSyncError: the bytes are damaged or do not fit the model.
+            WeightSyncError: they do not fit the model.
+            WeightTransferError: the bytes are damaged, or the sender died or stalled.
         """
-        self._weights.stage(meta)
+        return self._weights.stage(meta)
 
     def commit_weights(self, version: int) -> None:
         """Swap the two sets of weights; requests in flight keep their keys and values.

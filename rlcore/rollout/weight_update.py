@@ -5,8 +5,9 @@ commit, so that giving up needs no repair.
 """
 
 import logging
+from dataclasses import replace
 
-from rlcore.errors import WeightSyncError
+from rlcore.errors import WeightSyncError, WeightTransferError
 from rlcore.rollout.engine import Engine
 from rlcore.types import CallKey, WeightMeta
 
@@ -21,6 +22,8 @@ class WeightUpdate:
         self._key: CallKey | None = None
         self._loaded: WeightMeta | None = None
         self._checksums: dict[int, str] = {}
+        self.committed: WeightMeta | None = None
+        """What is served; None: the weights of the model folder."""
         self.version: int | None = None
         """The version that is being brought; None: no update is open."""
 
@@ -54,7 +57,8 @@ class WeightUpdate:
         """Bring the bytes and return what was verified.
 
         Raises:
-            WeightSyncError: not prepared, damaged, or of a version seen with other bytes.
+            WeightSyncError: not prepared, or of a version seen with other bytes.
+            WeightTransferError: the bytes are damaged, or the sender died or stalled.
         """
         self._expect(meta.version, "load")
         known = self._checksums.get(meta.version)
@@ -64,12 +68,15 @@ class WeightUpdate:
                 f"and {meta.checksum} now; a version names one set of bytes"
             )
         self._loaded = None
-        engine.stage_weights(meta)
+        try:
+            found = engine.stage_weights(meta)
+        except OSError as error:
+            raise WeightTransferError(
+                f"{self._name}: weight version {meta.version} cannot be loaded: {error}"
+            ) from error
         self._checksums[meta.version] = meta.checksum
         self._loaded = meta
-        return {
-            "version": meta.version, "num_bytes": meta.num_bytes, "checksum": meta.checksum,
-        }  # fmt: skip
+        return {"version": meta.version, "num_bytes": meta.num_bytes, "checksum": found}
 
     def commit(self, engine: Engine, version: int) -> None:
         """Put the loaded weights to use and close the update.
@@ -83,6 +90,7 @@ class WeightUpdate:
         if self._loaded is None:
             raise WeightSyncError(f"{self._name}: version {version} is prepared and not loaded")
         engine.commit_weights(version)
+        self.committed = replace(self._loaded, transport={})
         self._close()
 
     def abandon(self, version: int) -> None:

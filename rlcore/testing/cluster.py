@@ -114,7 +114,7 @@ class FakeCluster:
 
     Args:
         *workers: Parameters of one worker after the other; later ones live for ever.
-        replicas: Name to something with `health(deadline_s)`.
+        lost: What `serving` raises: a replica that could not be replaced.
         ledger_failures: What the ledger raises first.
 
     Attributes:
@@ -124,14 +124,20 @@ class FakeCluster:
     def __init__(
         self,
         *workers: dict[str, Any],
-        replicas: dict[str, Any] | None = None,
+        lost: Exception | None = None,
         ledger_failures: Sequence[Exception] = (),
     ) -> None:
         self.calls = CallLog()
         self.ledger = FakeWorkerLedger(self.calls, ledger_failures)
-        self.replicas = replicas or {}
+        self._lost = lost
         self._scripts = list(workers)
         self._num_workers = 0
+
+    def serving(self) -> dict[str, Any]:
+        """Return the replicas that serve: none that a worker has to hear of."""
+        if self._lost is not None:
+            raise self._lost
+        return {}
 
     def begin_end(self) -> None:
         """Hear that the run was cancelled."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from rlcore.checkpoint_engine.segment import read_tensors
-from rlcore.errors import TransientError
+from rlcore.errors import ActorUnavailableError, TransientError
 from rlcore.types import CallKey, WeightMeta
 
 
@@ -19,6 +19,8 @@ class FakeReplica:
         weights: Committed tensors by name.
         fail_on: Name of a call that raises TransientError once.
         lie: Fields of the acknowledgement that are given wrongly.
+        is_dead: Every call raises ActorUnavailableError.
+        committed: What was committed last.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,10 @@ class FakeReplica:
         self.weights: dict[str, torch.Tensor] = {}
         self.fail_on = ""
         self.lie: dict[str, Any] = {}
+        self.is_dead = False
+        self.committed: WeightMeta | None = None
         self._staged: dict[str, torch.Tensor] = {}
+        self._meta: WeightMeta | None = None
 
     def prepare_weights(self, key: CallKey, version: int) -> None:
         """Close the gate."""
@@ -39,6 +44,7 @@ class FakeReplica:
         """Read the segment and acknowledge it."""
         self._called("load_weights")
         self._staged = {name: tensor.clone() for name, tensor in read_tensors(meta)}
+        self._meta = meta
         answer = {
             "version": meta.version,
             "num_bytes": meta.num_bytes,
@@ -50,11 +56,20 @@ class FakeReplica:
         """Use the loaded weights and open the gate."""
         self._called("commit_weights")
         self.version, self.weights, self.is_gated = version, self._staged, False
+        self.committed = self._meta
 
     def abandon_weights(self, key: CallKey, version: int) -> None:
         """Open the gate on the old weights."""
         self._called("abandon_weights")
         self.is_gated = False
+
+    def committed_weights(self) -> WeightMeta | None:
+        """Return what was committed last."""
+        return self.committed
+
+    def kill(self) -> None:
+        """Answer nothing any more."""
+        self.is_dead = True
 
     def abort(self, key: CallKey) -> None:
         """Record the call."""
@@ -73,6 +88,8 @@ class FakeReplica:
         self._called("wake_up")
 
     def _called(self, method: str) -> None:
+        if self.is_dead:
+            raise ActorUnavailableError(f"{method}: it is dead")
         self.calls.append(method)
         if method == self.fail_on:
             self.fail_on = ""

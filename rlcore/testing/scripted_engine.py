@@ -19,6 +19,7 @@ class ScriptedEngine:
         max_num_seqs: requests that run at a time.
         gate: when given, each step waits until it is set: freezes the engine's thread.
         fail_at_step: raise RuntimeError in this step.
+        breaks_on: raise RuntimeError while the prompt of a request begins with this token.
         step_s: how long a step takes.
     """
 
@@ -28,6 +29,7 @@ class ScriptedEngine:
         *,
         gate: threading.Event | None = None,
         fail_at_step: int | None = None,
+        breaks_on: int | None = None,
         step_s: float = 0.0,
     ) -> None:
         self.max_num_seqs = max_num_seqs
@@ -39,6 +41,7 @@ class ScriptedEngine:
         self.num_tokens = 0
         self._gate = gate
         self._fail_at_step = fail_at_step
+        self._breaks_on = breaks_on
         self._step_s = step_s
         self._staged: int | None = None
         self._outputs: dict[str, tuple[EngineRequest, TokenOutput]] = {}
@@ -72,6 +75,8 @@ class ScriptedEngine:
         self.num_steps += 1
         if self.num_steps == self._fail_at_step:
             raise RuntimeError("scripted failure")
+        if any(request.prompt_ids[0] == self._breaks_on for request, _ in self._outputs.values()):
+            raise RuntimeError("a prompt that breaks the engine")
         finished: list[tuple[str, TokenOutput]] = []
         for request_id, (request, output) in list(self._outputs.items())[: self.max_num_seqs]:
             position = request.params.position + len(output.token_ids)
@@ -106,10 +111,11 @@ class ScriptedEngine:
             stop_reason="",
         )
 
-    def stage_weights(self, meta: WeightMeta) -> None:
+    def stage_weights(self, meta: WeightMeta) -> str:
         """Remember the version."""
         self.calls.append(f"stage {meta.version}")
         self._staged = meta.version
+        return meta.checksum
 
     def commit_weights(self, version: int) -> None:
         """Use the staged version."""

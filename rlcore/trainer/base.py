@@ -72,6 +72,8 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
     """Prompts of several steps are on their way: stale groups matter, evicted ones are replaced at
     once, and waiting rows are in checkpoints. A mode's capabilities are class attributes; nothing
     is guessed from its name."""
+    is_separate: ClassVar[bool] = False
+    """Trains and generates at the same time: on a CPU each side has cores of its own."""
     inner_steps: int = 1
     """Inner steps per step (verl: parameter_sync_step); see `inner_steps_of`."""
 
@@ -148,8 +150,7 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
     def _sample_batch(self) -> tuple[BatchRef, Metrics]:
         """Wait for the inner step's batch and lease it; asking again returns the same one."""
         batch_size = self.config.data.train_batch_size // self.inner_steps
-        training = self.training.state()
-        versions = training["weight_version"], tuple(training["skipped_versions"])
+        versions = self._versions_of_step()
         buffer = self.replay_buffer
         buffer.policy = self._policy(*versions)
         buffer.load_state_dict(self.state.get("replay_buffer", {}))
@@ -168,6 +169,17 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
             num_trajectories=len(batch.keys),
         )
         return ref, metrics
+
+    def _versions_of_step(self) -> tuple[int, tuple[int, ...]]:
+        """Return the version of the step's first weights, and the numbers that name none.
+
+        Between two inner steps the trainer has weights that nobody publishes; how old a token is
+        counts from those that the step began with.
+        """
+        training = self.training.state()
+        if self._key().inner_step == 0:
+            self.state["first_version"] = training["weight_version"]
+        return self.state["first_version"], tuple(training["skipped_versions"])
 
     def _compute_reward_colocate(self, batch: BatchRef) -> Metrics:
         """Report the rewards, which the AgentLoopWorkers computed while they streamed in.

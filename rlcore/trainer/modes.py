@@ -1,11 +1,12 @@
 """The trainer modes that ship, one small file each, and how a mode is found by its name."""
 
-from rlcore.trainer import colocate_async, sync
+from rlcore.trainer import colocate_async, separate_async, sync
 from rlcore.trainer.base import TRAINERS, PPOTrainer
 
 BUILT_IN = (
     sync.PPOTrainerSync,
     colocate_async.PPOTrainerColocateAsync,
+    separate_async.PPOTrainerSeparateAsync,
 )
 """Importing this module registers them."""
 

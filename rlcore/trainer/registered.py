@@ -1,7 +1,7 @@
 """Whether every name that a configuration chooses by is registered, once user modules are loaded.
 
 The configuration layer knows what ships without importing it; what a file of
-`trainer.user_modules` registers is known only after the file was loaded. This happens in the
+`RunConfig.user_modules` registers is known only after the file was loaded. This happens in the
 driver, before Ray or anything else is started.
 """
 
@@ -11,8 +11,8 @@ from rlcore.agent_loop import single_turn, tool_agent
 from rlcore.agent_loop.base import AGENT_LOOPS
 from rlcore.agent_loop.choice import read_agent_loops
 from rlcore.algorithms import ADV_ESTIMATORS, POLICY_LOSSES
-from rlcore.checkpoint_engine import naive
-from rlcore.checkpoint_engine.base import CHECKPOINT_ENGINES
+from rlcore.checkpoint_engine import backends
+from rlcore.checkpoint_engine.base import CHECKPOINT_ENGINES, TransferSettings
 from rlcore.config import RunConfig
 from rlcore.config.names import KINDS, NamedKind
 from rlcore.config.problems import Problem, report
@@ -25,7 +25,7 @@ from rlcore.trainer import modes
 from rlcore.trainer.base import TRAINERS
 from rlcore.user_code import load_user_modules
 
-BUILT_IN = (single_turn, tool_agent, naive, modes)
+BUILT_IN = (single_turn, tool_agent, backends, modes)
 """Importing these registers what ships."""
 
 _REGISTRIES: dict[str, Registry[Any]] = {
@@ -51,10 +51,10 @@ def check_registered(config: RunConfig) -> None:
     """Load the user modules, and check every name that nothing built in has.
 
     Raises:
-        ConfigError: a user module or the list of agent loops cannot be loaded, or names are
-            registered nowhere; all are listed.
+        ConfigError: a user module or the list of agent loops cannot be loaded, names are
+            registered nowhere (all are listed), or what carries weights lacks its package.
     """
-    load_user_modules(config.trainer.user_modules)
+    load_user_modules(config.user_modules)
     problems = [
         _unregistered(kind, name, config)
         for kind in KINDS
@@ -63,6 +63,8 @@ def check_registered(config: RunConfig) -> None:
     ]
     if problems:
         raise ConfigError(report(problems, "after loading what it names"))
+    backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
+    CHECKPOINT_ENGINES.get(backend)(TransferSettings.from_config(config))
 
 
 def _known(kind: NamedKind, config: RunConfig) -> list[str]:
@@ -73,7 +75,7 @@ def _known(kind: NamedKind, config: RunConfig) -> list[str]:
 
 def _unregistered(kind: NamedKind, name: str, config: RunConfig) -> Problem:
     path = kind.listed_in(config)
-    files = ", ".join([*config.trainer.user_modules, *([path] if path is not None else [])])
+    files = ", ".join([*config.user_modules, *([path] if path is not None else [])])
     return Problem(
         path=kind.key,
         value=name,

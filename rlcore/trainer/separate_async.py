@@ -6,18 +6,18 @@
 A step has `parameter_sync_step` inner steps of one optimizer step each; weights are published once
 per step. The old log-probs of every inner step are those of the weights at the step's start, which
 are what the replicas serve.
-
-Not registered yet: it needs a weight backend besides `naive`, and has not been run without one.
 """
 
 from rlcore.config import RunConfig
-from rlcore.trainer.base import PPOTrainer
+from rlcore.trainer.base import PPOTrainer, register_trainer
 
 
+@register_trainer("separate_async")
 class PPOTrainerSeparateAsync(PPOTrainer):
     """Generation and training do not share devices; sampling pauses nothing."""
 
     is_async = True
+    is_separate = True
 
     @classmethod
     def inner_steps_of(cls, config: RunConfig) -> int:

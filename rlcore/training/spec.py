@@ -9,6 +9,7 @@ from rlcore.algorithms.aggregate import AggMode
 from rlcore.config import RunConfig
 from rlcore.config.actor import ModelConfig
 from rlcore.config.arguments import arguments
+from rlcore.config.cores import Cores, threads_on
 from rlcore.training.batches import MicroBatchLimits
 from rlcore.training.loss_choice import loss_choice
 from rlcore.training.plan import CriticSpec, LoraSpec, OptimizerSpec, UpdatePlan
@@ -78,6 +79,8 @@ class TrainingSpec:
     """None: all cores."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where each rank computes."""
+    cores: Cores = ()
+    """Numbers of the cores that it computes on; empty: all."""
     full_determinism: bool = False
 
     @property
@@ -117,6 +120,7 @@ class TrainingSpec:
         attempt: int,
         folder: str | Path,
         total_steps: int | None = None,
+        cores: Cores = (),
     ) -> "TrainingSpec":
         """Take what concerns training out of the run's configuration.
 
@@ -127,6 +131,7 @@ class TrainingSpec:
             folder: Run folder.
             total_steps: Inner steps of the run, where the schedule ends; None:
                 `trainer.total_training_steps`.
+            cores: That it computes on; empty: all.
         """
         model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
         rollout, loss = config.actor_rollout_ref.rollout, loss_choice(config)
@@ -165,7 +170,8 @@ class TrainingSpec:
             gradient_checkpointing=model.enable_gradient_checkpointing,
             max_nonfinite_steps=config.trainer.max_nonfinite_steps,
             seed=config.seed,
-            num_threads=max(config.num_threads // config.num_ranks, 1),
+            num_threads=max(threads_on(config, cores) // config.num_ranks, 1),
+            cores=cores,
             device=config.trainer.device,
             full_determinism=rollout.full_determinism,
             off_policy_delta=arguments(config, "off_policy_sequence_mask")["delta"],

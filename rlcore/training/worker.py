@@ -87,6 +87,8 @@ class TrainingWorker:
         )
         self.critic = None if spec.critic is None else Critic(spec, spec.critic, self.ranks)
         self.start_weights = StartWeights()
+        self.published: WeightMeta | None = None
+        """What the segment holds."""
         self._fence = Fence(spec.run_id, spec.attempt)
 
     def _load_reference(self) -> Policy | None:
@@ -279,7 +281,10 @@ class TrainingWorker:
             deque(named, maxlen=0)  # this rank's shards are asked for
             return None
         path = segment_path(directory, self.spec.run_id)
-        return write_tensors(path, named, dtype, version)
+        # While it is written it holds nothing.
+        self.published = None
+        self.published = write_tensors(path, named, dtype, version)
+        return self.published
 
     def save_checkpoint(self, key: CallKey, folder: str | Path) -> None:
         """Write everything needed to go on from here to `folder`.

@@ -10,7 +10,7 @@ from prefect import flow
 from prefect.exceptions import TerminationSignal
 
 from flows.rollout_producer import HURRIED_DRAIN_S, rollout_producers
-from rlcore.errors import ActorUnavailableError, ConfigError, ReplicaDiedError
+from rlcore.errors import ConfigError, ReplicaDiedError
 from rlcore.testing.cluster import FakeCluster
 from tasks.active_run import ACTIVE_RUN
 
@@ -47,11 +47,7 @@ def test_the_body_runs_when_the_worker_is_ready_which_drains_when_it_is_over(mak
 
 
 def test_a_producer_that_fails_cancels_the_body_and_its_own_error_is_raised(make_run):
-    class Dead:
-        def health(self, deadline_s):
-            raise ActorUnavailableError("the actor's process is gone")
-
-    cluster = FakeCluster(replicas={"replica-0": Dead()})
+    cluster = FakeCluster(lost=ReplicaDiedError("replica-0 could not be replaced"))
     cancelled = []
 
     async def body():
@@ -62,7 +58,7 @@ def test_a_producer_that_fails_cancels_the_body_and_its_own_error_is_raised(make
             raise
 
     began = time.monotonic()
-    with pytest.raises(ReplicaDiedError, match="replica-0 died: the actor's process is gone"):
+    with pytest.raises(ReplicaDiedError, match="replica-0 could not be replaced"):
         train(make_run(cluster), body)
     assert cancelled
     assert time.monotonic() - began < 15

@@ -14,9 +14,7 @@ from rlcore.errors import (
     FencedError,
     ReplicaDiedError,
 )
-from rlcore.rollout.server import LLMServer
 from rlcore.testing.cluster import FakeCluster
-from rlcore.testing.scripted_engine import ScriptedEngine
 from tasks.producers import Supervisor, SupervisorTimes
 
 FAST = {"poll_s": 0.005, "backoff_s": 0.005, "ledger_retry_s": 0.005}
@@ -35,13 +33,6 @@ class Run:
 
     def producer_is_ready(self, index):
         self.ready.append(index)
-
-
-class Replica:
-    """Answers `health` by what a function returns."""
-
-    def __init__(self, answer):
-        self.health = lambda deadline_s: answer()
 
 
 def supervise(run, *, until=lambda: False, index=0, **times):
@@ -125,51 +116,21 @@ def test_no_worker_is_started_for_a_run_that_ends_meanwhile():
     assert cluster.calls.names == ["ready w1", "kill w1", "release w1"]
 
 
-def dead_server():
-    """A replica whose process is fine and whose engine raised in its first step."""
-
-    async def fail():
-        server = LLMServer(lambda: ScriptedEngine(fail_at_step=1), run_id="r", name="replica-0")
-        with pytest.raises(ActorUnavailableError):
-            await server.generate("q", [1], {"max_tokens": 4, "seed": 1})
-        return server
-
-    server = asyncio.run(fail())
-    return Replica(lambda: asyncio.run(server.health()))
+LOST = ReplicaDiedError("replica-0 could not be replaced in 5 tries; last: scripted failure")
 
 
-def test_a_dead_engine_ends_the_run_at_once_with_the_engines_error():
-    cluster = FakeCluster(replicas={"replica-0": dead_server()})
-    with pytest.raises(ReplicaDiedError, match=r"replica-0 is dead: RuntimeError\('scripted fail"):
-        supervise(Run(cluster))
-    assert cluster.calls.names == ["ready w1", "kill w1"]
-
-
-def test_a_worker_that_dies_of_a_dead_engine_is_not_restarted():
-    cluster = FakeCluster({"lives": 0}, replicas={"replica-0": dead_server()})
+def test_a_replica_that_cannot_be_replaced_ends_the_run_at_once_with_its_error():
+    cluster = FakeCluster(lost=LOST)
     with pytest.raises(ReplicaDiedError, match="scripted failure"):
         supervise(Run(cluster))
     assert cluster.calls.names == ["ready w1", "kill w1"]
 
 
-def test_a_replica_that_is_gone_or_silent_ends_the_run():
-    def raise_(error):
-        raise error
-
-    gone = Replica(lambda: raise_(ActorUnavailableError("the actor's process is gone")))
-    with pytest.raises(ReplicaDiedError, match="replica-0 died: the actor's process is gone"):
-        supervise(Run(FakeCluster(replicas={"replica-0": gone})))
-    silent = Replica(lambda: raise_(DeadlineExceededError("health did not answer within 7 s")))
-    with pytest.raises(
-        ReplicaDiedError,
-        match="rollout producer 0 waited 7 s for replica-0 to say how it is: health did not answer",
-    ):
-        supervise(Run(FakeCluster(replicas={"replica-0": silent}), queue=7))
-
-
-def test_only_the_first_producer_asks_the_replicas():
-    cluster = FakeCluster(DIES, replicas={"replica-0": dead_server()})
-    supervise(Run(cluster), until=has(cluster, "ready w2"), index=1)
+def test_a_worker_that_dies_of_lost_replicas_is_not_restarted():
+    cluster = FakeCluster({"lives": 0}, lost=LOST)
+    with pytest.raises(ReplicaDiedError, match="scripted failure"):
+        supervise(Run(cluster))
+    assert cluster.calls.names == ["ready w1", "kill w1"]
 
 
 def test_a_ledger_that_is_started_anew_is_asked_again():

@@ -15,6 +15,7 @@ from rlcore.tracking.curves import read_metrics
 pytestmark = [pytest.mark.integration, pytest.mark.async_modes]
 
 STEPS = 3
+SEPARATE = "trainer.v1.separate_async."
 COMMON = (
     f"trainer.total_training_steps={STEPS}",
     "trainer.val_before_train=False",
@@ -53,12 +54,24 @@ def assert_same_weights(a: Path, b: Path) -> None:
     assert different == []
 
 
-def test_colocate_async_without_a_pipeline_is_bitwise_sync(project, sync_run):
+MODES = {
+    "colocate_async": ("trainer.v1.trainer_mode=colocate_async",),
+    "separate_async": (
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=shm",
+    ),
+}
+EVERY_STEP = {"colocate_async": (), "separate_async": (f"{SEPARATE}parameter_sync_step=1",)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_a_pipeline_every_mode_is_bitwise_sync(project, sync_run, mode):
     run = train(
         project,
-        "colocate-0",
-        "trainer.v1.trainer_mode=colocate_async",
-        "trainer.v1.colocate_async.num_warmup_batches=0",
+        f"{mode}-0",
+        *MODES[mode],
+        *EVERY_STEP[mode],
+        f"trainer.v1.{mode}.num_warmup_batches=0",
         "trainer.v1.sampler.max_off_policy_threshold=1",
         "trainer.save_freq=-1",
     )
@@ -66,19 +79,30 @@ def test_colocate_async_without_a_pipeline_is_bitwise_sync(project, sync_run):
 
 
 PIPELINE = (
-    "trainer.v1.trainer_mode=colocate_async",
     "trainer.v1.sampler.max_off_policy_threshold=2",
     "data.max_response_length=48",
     "trainer.total_training_steps=5",
     "trainer.save_freq=2",
 )
+# Two optimizer steps a step, and responses that are frozen by an update and go on.
+INNER_STEPS = {
+    "colocate_async": (),
+    "separate_async": (
+        f"{SEPARATE}parameter_sync_step=2",
+        f"{SEPARATE}in_flight_update=True",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    ),
+}
 
 
-@pytest.fixture(scope="module")
-def resumed(project):
+@pytest.fixture(scope="module", params=MODES)
+def resumed(request, project):
     """A run with a pipeline that is killed after step 3 and goes on from checkpoint 2."""
-    folder = project.root / "colocate-1"
-    arguments = (*COMMON, *PIPELINE, *places(project, folder))
+    mode = request.param
+    folder = project.root / f"{mode}-1"
+    arguments = (
+        *COMMON, *MODES[mode], *INNER_STEPS[mode], *PIPELINE, *places(project, folder)
+    )  # fmt: skip
     process = project.start("train", "grpo-tiny", *arguments)
     family = project.until(process, "step    3/5")
     os.kill(process.pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Whole runs in which a part breaks: the process ends by itself, soon, and names that part."""
 
 import json
+import re
 import time
 
 import psutil
@@ -29,14 +30,19 @@ from rlcore.rollout.engine import ENGINES
 @ENGINES.register("breaks")
 def breaks(spec):
     engine = ENGINES.get("transformers")(spec)
-    step, steps = engine.step, iter(range(40))
+    add, step, too_long = engine.add, engine.step, []
+
+    def watching_add(request):
+        if request.request_id.startswith("train/0/2-0-"):
+            too_long.append(request)
+        add(request)
 
     def breaking_step():
-        if next(steps, None) is None:
+        if too_long:
             raise MemoryError("no room for keys and values")
         return step()
 
-    engine.step = breaking_step
+    engine.add, engine.step = watching_add, breaking_step
     return engine
 """
 
@@ -63,9 +69,7 @@ def no_process_is_left(project):
     return check
 
 
-def test_an_engine_that_breaks_ends_the_run_at_once_with_its_error(
-    project, served, no_process_is_left
-):
+def test_a_request_that_breaks_every_engine_ends_the_run(project, served, no_process_is_left):
     (project.root / "breaks.py").write_text(ENGINE)
     folder = project.root / "broken"
     began = time.monotonic()
@@ -76,6 +80,8 @@ def test_an_engine_that_breaks_ends_the_run_at_once_with_its_error(
     )  # fmt: skip
     assert code == 1, text[-4000:]
     assert "replica-0 is dead: MemoryError('no room for keys and values')" in text, text[-6000:]
+    # The third one is not replaced, and what it was asked for is named.
+    assert re.search("replica-0, replica-0, replica-0 were lost while request train/0/", text)
     # Not after deadlines.start, for which a request waits for a replica.
     assert time.monotonic() - began < 150
     assert outcome(folder) == "crashed"

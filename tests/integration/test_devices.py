@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.cluster.connect import hold_devices, refuse_small_cluster
 from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
-from rlcore.cluster.start import hold_devices, refuse_small_cluster
 from rlcore.config import load_config
 from rlcore.errors import ConfigError, DeviceLockError
 

@@ -19,12 +19,17 @@ class Source:
     """A trainer whose only weight is its version."""
 
     def __init__(self, folder: Path) -> None:
+        self.published = None
         self.path = folder / "weights"
         self.version = 0
 
     def publish_weights(self, key: CallKey) -> WeightMeta:
         weight = torch.full((4,), float(self.version))
-        return write_tensors(self.path, [("w", weight)], "bfloat16", self.version)
+        self.published = write_tensors(self.path, [("w", weight)], "bfloat16", self.version)
+        return self.published
+
+    def published_weights(self) -> WeightMeta | None:
+        return self.published
 
 
 @pytest.fixture
@@ -112,8 +117,44 @@ def test_control_calls_reach_every_replica(source, replicas):
         assert replica.calls == ["sleep", "wake_up", "abort", "resume"]
 
 
+def test_a_dead_replica_fails_no_control_call_and_a_refusal_does(source, replicas, caplog):
+    manager = CheckpointEngineManager(source, replicas).with_key(KEY)
+    replicas["replica-0"].kill()
+    manager.sleep_replicas()
+    assert "sleep goes on without replica-0" in caplog.text
+    assert replicas["replica-1"].calls == ["sleep"]
+    replicas["replica-1"].fail_on = "wake_up"
+    with pytest.raises(TransientError, match="wake_up failed"):
+        manager.wake_up_replicas()
+
+
+def test_the_update_goes_on_without_a_dead_replica_and_fails_without_any(source, replicas):
+    manager = CheckpointEngineManager(source, replicas).with_key(KEY)
+    replicas["replica-0"].kill()
+    result = manager.update_weights(0)
+    assert (result["replicas"], result["lost"]) == (1, ["replica-0"])
+    assert set(manager.replicas) == {"replica-1"}
+    replicas["replica-1"].kill()
+    source.version = 1
+    with pytest.raises(TransientError, match="0 replicas are left, 1 are needed"):
+        manager.update_weights(1)
+
+
+def test_who_joins_gets_what_the_others_serve_not_what_the_trainer_has(source, replicas):
+    manager = CheckpointEngineManager(source, replicas).with_key(KEY)
+    manager.update_weights(0)
+    source.version = 7  # trained on, and not published
+    joining = FakeReplica()
+    assert manager.add_replicas({"replica-2": joining}) == 0
+    assert joining.weights["w"].tolist() == [0.0] * 4
+    manager.remove_replicas(["replica-0", "nobody"])
+    assert set(manager.replicas) == {"replica-1", "replica-2"}
+
+
 def test_misuse_is_refused(source, replicas):
-    with pytest.raises(ConfigError, match="unknown checkpoint engine 'nccl'; known: naive"):
+    with pytest.raises(
+        ConfigError, match=r"unknown checkpoint engine 'nccl'; known: .*gloo, mooncake, naive, shm"
+    ):
         CheckpointEngineManager(source, replicas, backend="nccl")
     with pytest.raises(WeightSyncError, match="has no key"):
         CheckpointEngineManager(source, replicas).update_weights(0)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.checkpoint_engine.segment import ALIGNMENT, read_tensors, write_tensors
+from rlcore.checkpoint_engine.layout import ALIGNMENT
+from rlcore.checkpoint_engine.segment import read_tensors, write_tensors
 from rlcore.errors import WeightSyncError
 
 

@@ -10,6 +10,7 @@ A = "actor_rollout_ref."
 ACTOR = f"{A}actor."
 ROLLOUT = f"{A}rollout."
 VAL = f"{ROLLOUT}val_kwargs."
+ENGINE_KWARGS = f"{ROLLOUT}checkpoint_engine.engine_kwargs"
 RC = "algorithm.rollout_correction."
 V1 = "trainer.v1."
 ASYNC = [
@@ -152,6 +153,16 @@ BAD = [
         "parameter_sync_step 1 x ppo_mini_batch_size 4 = 4 prompts, not 8",
     ),
     (ASYNC[:-1], f"{ROLLOUT}checkpoint_engine.backend", "other processes' devices"),
+    (
+        [f"+{ENGINE_KWARGS}.gloo.host=10.0.0.1"],
+        f"{ENGINE_KWARGS}.gloo",
+        "no effect with actor_rollout_ref.rollout.checkpoint_engine.backend=naive",
+    ),
+    (
+        [f"{ROLLOUT}checkpoint_engine.backend=gloo", f"+{ENGINE_KWARGS}.gloo.hots=10.0.0.1"],
+        f"{ENGINE_KWARGS}.gloo.hots",
+        "choose from host",
+    ),
     # asynchrony and the buffer
     (
         [f"{V1}trainer_mode=colocate_async", f"{V1}sampler.max_off_policy_threshold=1"],

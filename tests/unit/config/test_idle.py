@@ -35,6 +35,9 @@ SWITCHES = {
         f"{A}rollout.val_kwargs.do_sample=true",
         f"{A}rollout.val_kwargs.temperature=1",
     ],
+    f"{A}rollout.checkpoint_engine.update_weights_bucket_megabytes=64": [
+        f"{A}rollout.checkpoint_engine.backend=shm"
+    ],
     "ray.num_cpus=2": [],
     f"{QUEUE}SimpleStorage.total_storage_size=5000": [],
     f"{QUEUE}MooncakeStore.protocol=rdma": [IN_MOONCAKE],

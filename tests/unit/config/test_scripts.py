@@ -36,7 +36,6 @@ TABLE = {
         19,
         4,
         {
-            "trainer.v1.trainer_mode",
             f"{A}rollout.checkpoint_engine.backend",
             f"{A}rollout.n_gpus_per_node",
             f"{A}rollout.name",

@@ -144,3 +144,17 @@ def test_inner_steps_share_a_step(root, tmp_path):
         assert batch.num_prompts == 2
         uids += ledger.leased(batch.lease_id).uids
     assert len(set(uids)) == 4
+
+
+def test_between_two_inner_steps_nothing_grows_older(root, tmp_path):
+    trainer, _, training = make(root, tmp_path, "sync")
+    trainer.inner_steps = 2
+    run(trainer, ADD_BATCH, 1)
+    for inner in range(2):
+        key = CallKey(
+            run_id="r-1", attempt=1, global_step=1, inner_step=inner, phase="sample_batch"
+        )
+        result = run_phase(trainer, SAMPLE_BATCH, key, deadline_s=100)
+        trainer.state = result.state
+        assert result.metrics["training/off_policy/trajectory_staleness_worst/max"] == 0
+        training.version += 1  # an optimizer step, which nobody publishes

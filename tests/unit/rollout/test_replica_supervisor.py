@@ -1,0 +1,154 @@
+"""Replicas that die or hang are replaced, and serve only with the present weights."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcore.checkpoint_engine.manager import CheckpointEngineManager
+from rlcore.checkpoint_engine.segment import write_tensors
+from rlcore.cluster.replica_supervisor import ReplicaSupervisor
+from rlcore.errors import ActorUnavailableError, ConfigError, ReplicaDiedError, TransientError
+from rlcore.rollout.health import HealthLimits
+from rlcore.testing.replica_process import BREAKS, Fault, ReplicaProcess, start_replica_process
+from rlcore.types import CallKey, WeightMeta
+
+SPECS = [("w", "float32", (1000,), None)]
+LIMITS = HealthLimits(
+    check_every_s=0.1, answer_s=1.0, max_misses=2, start_s=60, max_restarts=3, backoff_s=0.01
+)
+
+
+def key(phase: str) -> CallKey:
+    return CallKey(run_id="run", attempt=1, global_step=1, phase=phase)
+
+
+class Source:
+    def __init__(self, path: Path) -> None:
+        self.published = None
+        self.path, self.version = path, 1
+
+    def publish_weights(self, key: CallKey) -> WeightMeta:
+        weight = torch.full((1000,), float(self.version))
+        self.published = write_tensors(self.path, [("w", weight)], "float32", self.version)
+        return self.published
+
+    def published_weights(self) -> WeightMeta | None:
+        return self.published
+
+
+class Fleet:
+    def __init__(self, folder: Path, **options) -> None:
+        self.folder, self.started = folder, []
+        self.told: list[dict[str, int]] = []
+        self.replicas = {name: self.start(name) for name in ("a", "b")}
+        self.source = Source(folder / "w")
+        self.manager = CheckpointEngineManager(self.source, self.replicas, key=key("update"))
+        self.supervisor = ReplicaSupervisor(
+            self.manager, self.replicas, key=key, limits=LIMITS, on_change=self.tell,
+            **{"start": self.start} | options,
+        )  # fmt: skip
+
+    def start(self, name: str) -> ReplicaProcess:
+        self.started.append(start_replica_process(name, self.folder, SPECS, deadline_s=10.0))
+        return self.started[-1]
+
+    def tell(self, serving) -> None:
+        # As a router would: whoever it hears of may get a request now.
+        self.told.append({n: r.health()["weight_version"] for n, r in serving.items()})
+
+    def until(self, condition) -> None:
+        ends = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < ends, self.told
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def fleet(tmp_path_factory) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("f"))
+    yield made
+    made.supervisor.stop()
+    for replica in made.started:
+        replica.kill()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_replica_is_replaced_and_serves_the_present_weights_only(fleet, sent):
+    fleet.manager.update_weights(1)
+    fleet.supervisor.start()
+    os.kill(fleet.replicas["b"].pid, sent)
+    fleet.until(lambda: len(fleet.told) == 2)
+    assert fleet.told == [{"a": 1}, {"a": 1, "b": 1}]
+    new = fleet.supervisor.serving["b"]
+    assert new is fleet.manager.replicas["b"] and new.pid != fleet.replicas["b"].pid
+    with pytest.raises(ActorUnavailableError):
+        fleet.replicas["b"].health()
+    fleet.source.version = 2
+    assert fleet.manager.update_weights(2)["replicas"] == 2
+
+
+def test_an_update_that_loses_its_only_replica_succeeds_when_tried_again(fleet):
+    fleet.manager.update_weights(1)
+    fleet.manager.remove_replicas(["b"])
+    fleet.replicas["b"].kill()
+    fleet.supervisor._serving.pop("b")  # it watches one replica only
+    fleet.supervisor.start()
+    fleet.source.version = 2
+    fleet.replicas["a"].set_fault(Fault(at="first", action="kill"))
+    with pytest.raises(TransientError, match="0 replicas are left"):
+        fleet.manager.update_weights(2)
+    fleet.until(lambda: fleet.told and "a" in fleet.told[-1])
+    assert fleet.manager.update_weights(2) | {"seconds": 0, "gb_per_s": 0} == {
+        "version": 2, "bytes": 4000, "replicas": 1, "lost": [], "seconds": 0, "gb_per_s": 0,
+    }  # fmt: skip
+
+
+def test_a_replica_that_cannot_be_replaced_fails_the_run(tmp_path_factory):
+    def fails(name: str) -> ReplicaProcess:
+        raise TransientError("no room")
+
+    fleet = Fleet(tmp_path_factory.mktemp("f"), start=fails)
+    fleet.supervisor.raise_if_failed()
+    fleet.replicas["a"].kill()
+    fleet.supervisor.check()
+    fleet.until(lambda: fleet.supervisor._failure is not None)
+    with pytest.raises(ReplicaDiedError, match="a could not be replaced in 3 tries; last: no room"):
+        fleet.supervisor.raise_if_failed()
+    fleet.supervisor.stop()
+
+
+def test_a_request_that_breaks_every_replica_ends_the_run_and_is_named(fleet):
+    for part, name in enumerate("aba"):
+        replica = fleet.supervisor.serving[name]
+        with pytest.raises(ActorUnavailableError, match="breaks the engine"):
+            asyncio.run(replica.generate(f"bad-{part}", [BREAKS], {"max_tokens": 4, "seed": 1}))
+        fleet.supervisor.raise_if_failed()
+        fleet.supervisor.check()
+        if part < 2:
+            fleet.until(lambda: len(fleet.supervisor.serving) == 2)
+    with pytest.raises(
+        ReplicaDiedError,
+        match=r"^a, b, a were lost while request bad ran; the last: a is dead: RuntimeError\(",
+    ):
+        fleet.supervisor.raise_if_failed()
+    assert list(fleet.supervisor.serving) == ["b"]
+    assert len(fleet.started) == 4
+
+
+def test_a_user_error_is_not_tried_again(tmp_path_factory):
+    def fails(name: str) -> ReplicaProcess:
+        raise ConfigError("no such model")
+
+    fleet = Fleet(tmp_path_factory.mktemp("f"), start=fails)
+    fleet.replicas["a"].kill()
+    fleet.supervisor.check()
+    fleet.until(lambda: fleet.supervisor._failure is not None)
+    with pytest.raises(ConfigError, match="no such model"):
+        fleet.supervisor.raise_if_failed()
+    fleet.supervisor.stop()
