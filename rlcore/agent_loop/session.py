@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlcore.agent_loop.choice import AgentLoopChooser
 from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row, make_tag
 from rlcore.config import RunConfig
+from rlcore.environments.host import EnvironmentHost
 from rlcore.errors import FencedError, TransientError
 from rlcore.reward.function import Reward, RewardTask, check_result
 from rlcore.reward.loop import RewardScorer
@@ -50,6 +51,7 @@ class SessionRunner:
         self._stop_token_ids = stop_token_ids
         self._deadline_s = config.deadlines.session
         self._toolbox = Toolbox(config)
+        self._environments = EnvironmentHost(config)
         agent = config.actor_rollout_ref.rollout.agent
         self._agent_loops = AgentLoopChooser(agent.default_agent_loop, agent.agent_loop_config_path)
 
@@ -65,9 +67,10 @@ class SessionRunner:
         await self._rewards.start()
 
     async def close(self) -> None:
-        """End the processes of rewards and tools."""
+        """End the processes of rewards, tools and environments."""
         await self._rewards.close()
         await self._toolbox.close()
+        await self._environments.close()
 
     async def run(self, spec: PromptSpec, session_id: int) -> SessionResult:
         """Run one session to its end.
@@ -123,6 +126,7 @@ class SessionRunner:
             **choice.kwargs,
         )
         loop.tools = self._toolbox
+        loop.environments = self._environments
         row = {
             **spec.fields,
             "raw_prompt": spec.raw_prompt,
@@ -176,6 +180,7 @@ class SessionRunner:
                     "global_steps": spec.global_step,
                     "num_turns": output.num_turns,
                     "tool_rewards": output.extra_fields.get("tool_rewards", []),
+                    **output.extra_fields.get("for_reward", {}),
                 },
                 num_tokens=len(output.response_ids),
             )

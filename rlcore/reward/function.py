@@ -33,7 +33,10 @@ class RewardTask:
     """The response's text."""
     ground_truth: Any
     extra_info: dict[str, Any]
-    """The row's, with `phase` (train or validate), `global_steps`, `num_turns`, `tool_rewards`."""
+    """The row's, with `phase` (train or validate), `global_steps`, `num_turns`, `tool_rewards`.
+
+    And what the agent loop put under `for_reward` of its output's `extra_fields`.
+    """
     num_tokens: int
     """Of the response, tool tokens included."""
 
