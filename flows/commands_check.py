@@ -1,0 +1,124 @@
+"""`rollflow check`, `schema`, `doctor` and `check-env`: what is looked at before a run."""
+
+import dataclasses
+import os
+from typing import Annotated, Any
+
+import typer
+
+from flows.command_line import (
+    REFUSED,
+    FromVerl,
+    MaybePreset,
+    Overrides,
+    Preset,
+    RunsRoot,
+    checked_data,
+    print_json,
+    tell_notices,
+)
+from rlcore.errors import ConfigError, DataError
+
+
+def check(
+    preset: MaybePreset = None,
+    overrides: Overrides = None,
+    from_verl: FromVerl = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Read and tokenise data and model folder too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Print every key, not only what differs from defaults.")
+    ] = False,
+) -> None:
+    """Check a configuration without starting anything; lists every problem at once."""
+    from flows.requests import read_request
+    from rlcore.config import report
+
+    request = read_request(preset, overrides, from_verl)
+    if as_json:
+        _check_as_json(request, with_data=data)
+        return
+    config, found = request.resolved(), request.examination
+    typer.echo(report.as_text(config, found.notices, found.source, show_all=show_all))
+    if request.script is not None:
+        from flows.requests import script_lines
+
+        typer.echo("\n".join(script_lines(request.script)))
+    if data:
+        lines = checked_data(config).lines()
+        typer.echo("\n".join(["", "data:", *(f"  {line}" for line in lines)]))
+
+
+def schema() -> None:
+    """Print the JSON Schema of presets, for editors."""
+    from rlcore.config.schema import json_schema
+
+    print_json(json_schema())
+
+
+def doctor(
+    runs_root: RunsRoot = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Look at this machine: versions, cores, memory, servers, leftovers; each finding has a fix."""
+    from rlcore.doctor import examine_machine
+
+    findings = examine_machine(runs_root, os.environ)
+    if as_json:
+        print_json({"findings": [dataclasses.asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            typer.echo(str(finding))
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(REFUSED)
+
+
+def check_env(
+    preset: Preset,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Training prompts to try.")] = 2,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions of each.")] = 2,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who writes in the model's place: random, calls or FILE.py:FUNCTION.",
+            show_default="calls where there are tools, else random",
+        ),
+    ] = None,
+) -> None:
+    """Try a preset's sessions, tools and rewards without the model: what the trainer would see."""
+    from flows.check_env import show_environment
+    from rlcore.config import resolve_config
+
+    resolved = resolve_config(preset, overrides or [])
+    tell_notices(resolved.notices)
+    show_environment(resolved.config, prompts=prompts, sessions=sessions, policy=policy)
+
+
+def _check_as_json(request: Any, *, with_data: bool) -> None:
+    from rlcore.config import report
+
+    found, script = request.examination, request.script
+    told: dict[str, Any] = {
+        "ok": False,
+        "source": found.source,
+        "problems": [dataclasses.asdict(problem) for problem in found.problems],
+    }
+    if not found.problems:
+        told = report.as_json(found.config, found.notices, found.source)
+    if script is not None:
+        classes = ("honoured", "satisfied", "refused")
+        told["script"] = {name: list(getattr(script, name)) for name in classes}
+    if told["ok"]:
+        told["data"] = None
+        try:
+            if with_data:
+                told["data"] = dataclasses.asdict(checked_data(found.config))
+        except (ConfigError, DataError) as error:
+            problem = {"path": "data", "reason": str(error)}
+            told = {"ok": False, "source": found.source, "problems": [problem]}
+    print_json(told)
+    if not told["ok"]:
+        raise typer.Exit(REFUSED)
