@@ -23,6 +23,7 @@ from rlcore.cluster.executor import ExecutorPool, PoolLimits
 from rlcore.cluster.ledger import LedgerClient, start_ledger
 from rlcore.cluster.llm_server import ReplicaClient, start_replicas
 from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_queue_host
+from rlcore.cluster.reward_model import RewardModel, start_reward_model
 from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig
@@ -162,6 +163,7 @@ class Cluster:
         queue_host: Owner of TransferQueue.
         training: The training group.
         replicas: The LLM servers, by name.
+        reward_model: The one of `reward.reward_model`; None without.
         executors: Where phases' bodies run.
         checkpoint_manager: Publishes weights.
     """
@@ -180,6 +182,7 @@ class Cluster:
         self.attempt = attempt
         self.total_steps = total_steps
         self.replicas: dict[str, ReplicaClient] = {}
+        self.reward_model: RewardModel | None = None
         self._collaborators: dict[str, Any] = {}
         self._undo = contextlib.AsyncExitStack()
 
@@ -200,7 +203,9 @@ class Cluster:
         )
         self._at_end("executors", self.executors.close)
         await asyncio.to_thread(self.executors.start)
-        starters = (self._start_buffer, self._start_training, self._start_replicas)
+        starters = [self._start_buffer, self._start_training, self._start_replicas]
+        if self.config.reward.reward_model.enable:
+            starters.append(self._start_reward_model)
         starting = [
             *(asyncio.ensure_future(asyncio.to_thread(start)) for start in starters),
             *(asyncio.ensure_future(self._warm_up_executor()) for _ in range(NUM_EXECUTORS)),
@@ -299,6 +304,15 @@ class Cluster:
         for name, replica in self.replicas.items():
             self._at_end(name, replica.kill)
 
+    def _start_reward_model(self) -> None:
+        self.reward_model = start_reward_model(
+            self.config,
+            run_id=self.folder.run_id,
+            attempt=self.attempt,
+            log_address=self.executors.log_address,
+        )
+        self._at_end("reward model", self.reward_model.kill)
+
     def _at_end(self, what: str, action: Callable[..., Any], *args: Any) -> None:
         """Do `action` at the end; a process that is dead already is what was wanted."""
 
@@ -323,5 +337,6 @@ class Cluster:
             ledger=self.ledger.handle,
             queue_host=self.queue_host.handle,
             replicas={name: replica.handle for name, replica in self.replicas.items()},
+            reward_address=None if self.reward_model is None else self.reward_model.address,
             log_address=self.executors.log_address,
         )

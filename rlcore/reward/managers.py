@@ -44,7 +44,9 @@ class NaiveRewardManager:
 class DapoRewardManager:
     """The function's score minus a penalty that grows over the last tokens before the limit.
 
-    penalty = min(0, -(|y| - (L_max - L_buffer)) / L_buffer * factor), |y| tokens of the response.
+    penalty = -factor * clip((|y| - (L_max - L_buffer)) / L_buffer, 0, 1), |y| tokens of the
+    response: `rlcore.algorithms.overlong_penalty` on a number. Not called here, since processes of
+    agent loop workers have no torch; a test holds both to the same values.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -57,8 +59,9 @@ class DapoRewardManager:
         reward = await score(task)
         if not self._buffer.enable:
             return reward
-        overlong = task.num_tokens - (self._max_tokens - self._buffer.len)
-        penalty = min(0.0, -overlong / self._buffer.len * self._buffer.penalty_factor)
+        excess = task.num_tokens - (self._max_tokens - self._buffer.len)
+        share = min(max(excess / self._buffer.len, 0.0), 1.0)
+        penalty = -share * self._buffer.penalty_factor
         extra = dict(reward.extra)
         if self._buffer.log:
             extra |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}

@@ -7,7 +7,7 @@ update. How requests wait, who may call what and when is the server's business.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from rlcore.config import RunConfig
 from rlcore.registry import Registry
@@ -41,6 +41,8 @@ class EngineSpec:
     num_threads: int | None
     """CPU threads; None: as many as cores."""
     trust_remote_code: bool = False
+    task: Literal["generate", "classify"] = "generate"
+    """`classify`: a reward model that scores texts."""
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
@@ -128,6 +130,10 @@ ENGINES: Registry[Callable[[EngineSpec], Engine]] = Registry("rollout engine")
 @ENGINES.register("transformers")
 def _transformers(spec: EngineSpec) -> Engine:
     # Imported on use: an engine's library is needed only where it is chosen.
+    if spec.task == "classify":
+        from rlcore.rollout.classifier_engine import ClassifierEngine
+
+        return ClassifierEngine(spec)
     from rlcore.rollout.transformers_engine import TransformersEngine
 
     return TransformersEngine(

@@ -16,10 +16,12 @@ from rlcore.buffer.replay_buffer import ReplayBuffer
 from rlcore.buffer.transfer_queue import attached_queue
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.ledger import LedgerClient
+from rlcore.cluster.reward_model import RewardModel
 from rlcore.cluster.training_worker import TrainingGroup
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from rlcore.registry import Registry
+from rlcore.reward.model import scores_later
 from rlcore.tracking.batch_metrics import batch_metrics
 from rlcore.tracking.off_policy import off_policy_metrics
 from rlcore.trainer.advantage import (
@@ -28,6 +30,7 @@ from rlcore.trainer.advantage import (
     copy_rollout_log_probs,
 )
 from rlcore.trainer.checkpoint import CheckpointStore, best_step
+from rlcore.trainer.late_rewards import LateScorer, with_stored_rewards
 from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
 from rlcore.trainer.run_folder import RunFolder
@@ -104,6 +107,8 @@ class TrainerResources:
     checkpoint_manager: CheckpointEngineManager
     total_steps: int | None = None
     """Steps of the run; None: not known."""
+    reward_model: RewardModel | None = None
+    """The one of `reward.reward_model`."""
 
 
 class PPOTrainer:
@@ -135,6 +140,7 @@ class PPOTrainer:
         self.folder = resources.folder
         self.ledger = resources.ledger
         self.training = resources.training
+        self.reward_model = resources.reward_model
         self.checkpoint_manager: WeightManager = resources.checkpoint_manager
         self.prompts = PromptSource(config, self.run_id)
         self.replay_buffer: ReplayBuffer = make_replay_buffer(
@@ -297,10 +303,16 @@ class PPOTrainer:
     def _compute_reward_colocate(self, batch: BatchRef) -> Metrics:
         """Report the rewards, which the AgentLoopWorkers computed while they streamed in.
 
+        A reward model without devices of its own computes them now, while the replicas sleep.
+
         Raises:
             DataError: a trajectory of the batch has no reward.
+            RewardError: the reward model's answer to a response is none; names its row.
         """
         leased = self._leased(batch)
+        scorer = self._late_scorer()
+        if scorer is not None:
+            leased = scorer.score_batch(self._partition("train"), leased)
         metrics = batch_metrics(leased)
         self.state["sampler"] = self.prompts.observe(self.state.get("sampler"), leased)
         return metrics
@@ -323,10 +335,14 @@ class PPOTrainer:
 
     def _compute_advantage(self, batch: BatchRef) -> Metrics:
         """Write `advantages`, `returns` and what corrects them, by `algorithm`."""
-        return compute_advantage(
+        queue, partition_id = (
             attached_queue(self.config.deadlines.queue),
             self._partition("train"),
-            self._leased(batch),
+        )
+        return compute_advantage(
+            queue,
+            partition_id,
+            with_stored_rewards(queue, partition_id, self._leased(batch)),
             AdvantageSpec.from_config(self.config),
         )
 
@@ -380,11 +396,19 @@ class PPOTrainer:
             partition_id=self._partition("val"),
             folder=self.folder.path,
             deadline_s=self.deadline_s,
+            scorer=self._late_scorer(),
         )
         self.state["scores"][str(self.global_steps)] = metrics["val-aux/accuracy"]
         return metrics
 
     # What phases share.
+    def _late_scorer(self) -> LateScorer | None:
+        """Return what scores complete batches; None where they are scored already."""
+        if self.reward_model is None or not scores_later(self.config):
+            return None
+        queue = attached_queue(self.config.deadlines.queue)
+        return LateScorer(self.config, self.prompts, queue, self.reward_model, self._key())
+
     def _key(self) -> CallKey:
         assert self.call_key is not None, "a phase runs by run_phase, which sets the key"
         return self.call_key
