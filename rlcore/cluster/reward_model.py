@@ -95,6 +95,11 @@ class RewardModel:
         self._replicas = dict(replicas)
         self.address = address
 
+    @property
+    def handles(self) -> dict[str, ActorHandle]:
+        """The replicas' actors, by name."""
+        return {name: replica.handle for name, replica in self._replicas.items()}
+
     def wake_up(self, key: CallKey) -> None:
         """Get memory for keys and values."""
         for replica in self._replicas.values():

@@ -223,6 +223,7 @@ class Cluster:
             "ledger": self.ledger.handle,
             **{f"trainer rank {i}": handle for i, handle in enumerate(self.training.handles)},
             **{name: replica.handle for name, replica in self.replicas.items()},
+            **({} if self.reward_model is None else self.reward_model.handles),
         }
         self.checkpoint_manager = CheckpointEngineManager(
             self.training,

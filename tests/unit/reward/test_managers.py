@@ -2,10 +2,14 @@ import asyncio
 import time
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rlcore.algorithms import overlong_penalty
 from rlcore.config import load_config
 from rlcore.errors import ConfigError, RewardError
-from rlcore.reward.function import Reward
+from rlcore.reward.function import Reward, RewardTask
 from rlcore.reward.managers import (
     DapoRewardManager,
     NaiveRewardManager,
@@ -47,6 +51,32 @@ def test_dapo_punishes_what_reaches_into_the_buffer(make_config, make_task, num_
         "overlong_reward": pytest.approx(penalty),
         "overlong": float(penalty < 0),
     }
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    num_tokens=st.integers(1, 40), max_len=st.integers(1, 30), buffer=st.integers(1, 30),
+    factor=st.floats(0, 5),
+)  # fmt: skip
+def test_dapo_is_the_algorithms_penalty(num_tokens, max_len, buffer, factor):
+    buffer = min(buffer, max_len)
+    config = load_config(
+        "grpo-tiny",
+        {
+            "reward.reward_manager.name": "dapo",
+            "reward.reward_kwargs.max_resp_len": max_len,
+            "reward.reward_kwargs.overlong_buffer_cfg.enable": True,
+            "reward.reward_kwargs.overlong_buffer_cfg.len": buffer,
+            "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": factor,
+            "data.max_response_length": 40,
+        },
+    )
+    task = RewardTask(
+        data_source="x", solution_str="", ground_truth="", extra_info={}, num_tokens=num_tokens
+    )
+    reward = run(DapoRewardManager(config), task)
+    expected = overlong_penalty(torch.tensor([num_tokens]), max_len, buffer, factor).item()
+    assert reward.score == pytest.approx(1 + expected, abs=1e-6)
 
 
 def test_the_pace_is_even():
