@@ -13,6 +13,7 @@ from rlcore.config.tree import Tree, get, markers, put
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
+_REWARD_MODEL = "reward.reward_model.rollout."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +126,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
         here="2 processes, shared out over the agent loop workers",
         verl="8",
         restore="set it",
+    ),
+    Deviation(
+        keys=(f"{_REWARD_MODEL}max_num_seqs", f"{_REWARD_MODEL}name"),
+        here="16 and `transformers`",
+        verl="1024 and no default",
+        restore="set the first",
     ),
     Deviation(
         keys=("reward.timeout", "reward.max_memory_mb", f"{_ROLLOUT}multi_turn.tool_timeout"),

@@ -262,6 +262,13 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      "a checkpoint is always whole", LEAVE_OUT),
     ("critic.loss_scale_factor", (None,), "the critic follows the actor",
      f"set {_A}actor.loss_scale_factor"),
+    *((f"reward.reward_model.rollout.{name}", ANY, _OTHER_ENGINE, LEAVE_OUT) for name in (
+        "tensor_model_parallel_size", "data_parallel_size", "expert_parallel_size",
+        "pipeline_model_parallel_size", "gpu_memory_utilization", "free_cache_engine",
+        "enforce_eager", "max_num_batched_tokens", "max_model_len", "enable_chunked_prefill",
+        "enable_prefix_caching", "cudagraph_capture_sizes", "skip_tokenizer_init", "load_format",
+        "disable_log_stats")),
+    ("reward.reward_model.rollout.engine_kwargs.*", ({}, None), _OTHER_ENGINE, LEAVE_OUT),
     ("reward.sandbox_fusion.*", (None,), "no sandbox is called", LEAVE_OUT),
     ("custom_reward_function.path", (None,), _MOVED, "set reward.custom_reward_function.path"),
     ("custom_reward_function.name", (None, "compute_score"), _MOVED,

@@ -1,4 +1,4 @@
-"""Files that verl's users write for sampling and scheduling, with their import lines changed only."""
+"""Samplers and modes that verl's users write, with only their import lines changed."""
 
 import pytest
 
