@@ -89,7 +89,3 @@ REWARD_POOL: Final = Hint(
     reason="it sizes a pool of GPUs that is not in use; on the CPU set "
     "reward.reward_model.rollout.num_replicas"
 )
-ROLLOUT_DUMPS: Final = NotYet(reason="dumps of all responses are not there yet")
-VALIDATION_DUMPS: Final = NotYet(
-    reason="generations lie in the run folder", fix="set trainer.log_val_generations"
-)

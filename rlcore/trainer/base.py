@@ -30,6 +30,7 @@ from rlcore.trainer.advantage import (
     copy_rollout_log_probs,
 )
 from rlcore.trainer.checkpoint import CheckpointStore, best_step
+from rlcore.trainer.dumps import dump_batch
 from rlcore.trainer.late_rewards import LateScorer, with_stored_rewards
 from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
@@ -314,6 +315,10 @@ class PPOTrainer:
         if scorer is not None:
             leased = scorer.score_batch(self._partition("train"), leased)
         metrics = batch_metrics(leased)
+        if self.config.trainer.rollout_data_dir is not None:
+            queue = attached_queue(self.config.deadlines.queue)
+            folder = self.config.trainer.rollout_data_dir
+            dump_batch(folder, queue, self._partition("train"), leased, self.prompts)
         self.state["sampler"] = self.prompts.observe(self.state.get("sampler"), leased)
         return metrics
 
@@ -397,6 +402,7 @@ class PPOTrainer:
             folder=self.folder.path,
             deadline_s=self.deadline_s,
             scorer=self._late_scorer(),
+            data_dir=self.config.trainer.validation_data_dir,
         )
         self.state["scores"][str(self.global_steps)] = metrics["val-aux/accuracy"]
         return metrics
