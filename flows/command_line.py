@@ -1,13 +1,13 @@
 """What the commands share: arguments, exit codes, and how results and errors are told."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from pydantic_core import to_json
 
 from flows.embedded_server import start_embedded_server
 from flows.environment import prefect_api_url
@@ -147,4 +147,6 @@ def _tell_error(error: Exception) -> None:
 
 def print_json(content: dict[str, Any]) -> None:
     """Print an answer for programs."""
-    typer.echo(json.dumps(content, indent=2))
+    # Presets may hold what JSON has no word for: a date, an infinite number.
+    text = to_json(content, indent=2, inf_nan_mode="strings", fallback=str)
+    typer.echo(text.decode())

@@ -17,6 +17,7 @@ from flows.command_line import (
     print_json,
     tell_notices,
 )
+from rlcore.config.problems import Problem
 from rlcore.errors import ConfigError, DataError
 
 
@@ -36,10 +37,10 @@ def check(
     from flows.requests import read_request
     from rlcore.config import report
 
-    request = read_request(preset, overrides, from_verl)
     if as_json:
-        _check_as_json(request, with_data=data)
+        _check_as_json(preset, overrides, from_verl, with_data=data)
         return
+    request = read_request(preset, overrides, from_verl)
     config, found = request.resolved(), request.examination
     typer.echo(report.as_text(config, found.notices, found.source, show_all=show_all))
     if request.script is not None:
@@ -97,28 +98,40 @@ def check_env(
     show_environment(resolved.config, prompts=prompts, sessions=sessions, policy=policy)
 
 
-def _check_as_json(request: Any, *, with_data: bool) -> None:
+def _check_as_json(
+    preset: str | None, overrides: list[str] | None, from_verl: str | None, *, with_data: bool
+) -> None:
+    """Print what `check` finds; whatever is wrong is in `problems`, in the same words."""
+    from flows.requests import read_request
     from rlcore.config import report
 
+    told: dict[str, Any] = {"ok": False, "source": from_verl or preset, "problems": []}
+    try:
+        request = read_request(preset, overrides, from_verl)
+    except ConfigError as error:
+        told["problems"] = [_as_problem("--from-verl" if from_verl else "PRESET", error)]
+        print_json(told)
+        raise typer.Exit(REFUSED) from None
     found, script = request.examination, request.script
-    told: dict[str, Any] = {
-        "ok": False,
+    told |= {
         "source": found.source,
         "problems": [dataclasses.asdict(problem) for problem in found.problems],
     }
-    if not found.problems:
-        told = report.as_json(found.config, found.notices, found.source)
-    if script is not None:
-        classes = ("honoured", "satisfied", "refused")
-        told["script"] = {name: list(getattr(script, name)) for name in classes}
-    if told["ok"]:
-        told["data"] = None
+    if found.config is not None and not found.problems:
+        told |= report.as_json(found.config, found.notices, found.source) | {"data": None}
         try:
             if with_data:
                 told["data"] = dataclasses.asdict(checked_data(found.config))
         except (ConfigError, DataError) as error:
-            problem = {"path": "data", "reason": str(error)}
-            told = {"ok": False, "source": found.source, "problems": [problem]}
+            told |= {"ok": False, "problems": [_as_problem("data", error)]}
+    if script is not None:
+        classes = ("honoured", "satisfied", "refused")
+        told["script"] = {name: list(getattr(script, name)) for name in classes}
     print_json(told)
     if not told["ok"]:
         raise typer.Exit(REFUSED)
+
+
+def _as_problem(path: str, error: ConfigError | DataError) -> dict[str, Any]:
+    """Return an error, which says in its text what to do, as one of the list."""
+    return dataclasses.asdict(Problem(path=path, has_value=False, reason=str(error), fix=""))

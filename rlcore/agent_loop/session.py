@@ -14,7 +14,7 @@ from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row,
 from rlcore.config import RunConfig
 from rlcore.environments.host import EnvironmentHost
 from rlcore.errors import FencedError, TransientError
-from rlcore.reward.function import Reward, check_result, make_task
+from rlcore.reward.function import NUM_SAMPLED, Reward, check_result, make_task
 from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient, SessionClient
 from rlcore.tools.toolbox import Toolbox
@@ -187,7 +187,7 @@ class SessionRunner:
                 spec.fields,
                 spec.raw_prompt,
                 text,
-                num_tokens=len(output.response_ids),
+                num_tokens=sum(output.response_mask),
                 extra_info={
                     **_reward_inputs(output),
                     "phase": "validate" if spec.validate else "train",
@@ -202,6 +202,11 @@ def _reward_inputs(output: AgentLoopOutput) -> dict[str, Any]:
     """Return what the agent loop tells the reward function."""
     extra = output.extra_fields
     return {"tool_rewards": extra.get("tool_rewards", []), **extra.get("for_reward", {})}
+
+
+def _for_later(output: AgentLoopOutput) -> dict[str, Any]:
+    """Return what scoring a complete batch needs besides the stored row."""
+    return {**_reward_inputs(output), NUM_SAMPLED: sum(output.response_mask)}
 
 
 def prompt_identity(spec: PromptSpec) -> str:
@@ -233,7 +238,7 @@ def _finished(
                 for row, output in zip(rows, outputs, strict=True)
             ],
             reward=None if reward is None else reward.score,
-            reward_extra=_reward_inputs(outputs[-1]) if reward is None else reward.extra,
+            reward_extra=_for_later(outputs[-1]) if reward is None else reward.extra,
             is_unscored=reward is None,
             num_turns=outputs[-1].num_turns,
             metrics=metrics,

@@ -136,7 +136,7 @@ class ActorConfig(Section):
     optim: OptimConfig = Field(default_factory=OptimConfig)
     """Optimizer."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of the matrix products (autocast); weights and optimizer state are float32."""
+    """Type of the matrix products (autocast); weights and optimizer state are float32 (ours)."""
 
     @model_validator(mode="before")
     @classmethod

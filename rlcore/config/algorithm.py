@@ -38,12 +38,12 @@ class FilterGroupsConfig(Section):
 
     enable: bool = False
     """Replace such groups."""
-    metric: str | None = None
-    """`reward`, or a key that the reward function returns (`acc`); null: `reward`."""
+    metric: str = Field(default="reward", min_length=1)
+    """`reward`, or a key that the reward function returns (`acc`)."""
     max_inflight_gen_batches: Batches = Field(default=1, gt=0)
     """Batches that are generated at the same time at most."""
     max_num_gen_batches: Count = Field(default=0, ge=0)
-    """Batches that are generated for one step at most; 0: no limit (verl does not read it)."""
+    """Batches that are generated for one step at most; 0: no limit (verl: none)."""
 
 
 class RolloutCorrectionConfig(Section):

@@ -343,8 +343,8 @@ _OTHER_ROWS: tuple[Argument, ...] = (
         "overlong_penalty", "max_len", "reward.reward_kwargs.max_resp_len",
         lambda c: c.reward.reward_kwargs.max_resp_len or c.data.max_response_length,
         conversion="null: data.max_response_length",
-        verl="the penalty goes on growing beyond it",
-        restore="none: a response cannot be longer",
+        verl="the penalty goes on growing beyond it; tokens of tools count",
+        restore="none: set max_resp_len to max_response_length; then no response is longer",
     ),
     _row(
         "overlong_penalty", "cache_len", "reward.reward_kwargs.overlong_buffer_cfg.len",

@@ -103,7 +103,12 @@ LogProb = Annotated[Float, Unit("nats per token")]
 
 PathText = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
 """A path; `~` is the user's home, as in verl's own defaults."""
-Paths = Annotated[tuple[PathText, ...], BeforeValidator(as_tuple)]
+Paths = Annotated[
+    tuple[PathText, ...],
+    BeforeValidator(as_tuple, json_schema_input_type=PathText | tuple[PathText, ...]),
+]
 """One path or a list of them; always a tuple when read."""
-Words = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
+Words = Annotated[
+    tuple[str, ...], BeforeValidator(as_tuple, json_schema_input_type=str | tuple[str, ...])
+]
 """One word or a list of them; always a tuple when read."""

@@ -106,3 +106,23 @@ def split_thresholds(text: float | str | None, count: int) -> tuple[float | str,
     if len(parts) != count:
         raise ValueError(f"{len(parts)} thresholds for {count} options")
     return tuple(parts)
+
+
+def inverted_k1(options: str, thresholds: str) -> str:
+    """Return thresholds with the `lo_hi` of k1 options turned to 1/hi and 1/lo.
+
+    What cannot be read is left as it is: the rules have their say about it.
+    """
+    names = split_options(options)
+    try:
+        parts = split_thresholds(thresholds, len(names))
+        bounds = [read_threshold(part) for part in parts]
+    except ValueError:
+        return thresholds
+    turned = [
+        f"{1 / found.upper:.9g}_{1 / found.lower:.9g}"
+        if name.endswith("_k1") and found.lower is not None
+        else str(part)
+        for name, part, found in zip(names, parts, bounds, strict=True)
+    ]
+    return thresholds if turned == [str(part) for part in parts] else ",".join(turned)

@@ -2,9 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlcore.config.base import Factor, Paths, PathText, Prompts, Section, Seed, Tokens
+from rlcore.config.pending import GEN_BATCH
+
+
+def _all_or_some(value: int) -> int:
+    if value == 0 or value < -1:
+        raise ValueError("it must be -1 (all) or at least 1")
+    return value
+
+
+MaxSamples = Annotated[Prompts, AfterValidator(_all_or_some)]
 
 
 class CustomClassConfig(Section):
@@ -39,6 +49,8 @@ class DataConfig(Section):
     """Share of each training file in an epoch, in any unit; null: as many as it has rows (ours)."""
     train_batch_size: Prompts = Field(default=1024, ge=1)
     """Prompts per step."""
+    gen_batch_size: Annotated[Prompts | None, GEN_BATCH] = Field(default=None, ge=1)
+    """Prompts that are fed at once; null: what the mode does."""
     max_prompt_length: Tokens = Field(default=512, ge=1)
     """Tokens of a prompt at most, chat template included."""
     max_response_length: Tokens = Field(default=512, ge=1)
@@ -56,9 +68,9 @@ class DataConfig(Section):
     """Shuffle the training prompts anew in every epoch."""
     seed: Seed | None = Field(default=None, ge=0)
     """Seed of the order of the prompts; null: the run's `seed`."""
-    train_max_samples: Prompts = Field(default=-1, ge=-1)
+    train_max_samples: MaxSamples = -1
     """Use only this many rows of the training files; -1: all."""
-    val_max_samples: Prompts = Field(default=-1, ge=-1)
+    val_max_samples: MaxSamples = -1
     """Use only this many rows of the validation files; -1: all."""
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed on to the tokenizer's chat template."""

@@ -9,11 +9,15 @@ from typing import Any
 
 from rlcore.config.actor import SEQUENCE_AGG
 from rlcore.config.arguments import ESTIMATORS, keys_of, keys_read_by
+from rlcore.config.corrections import inverted_k1
 from rlcore.config.tree import Tree, get, markers, put
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
 _REWARD_MODEL = "reward.reward_model.rollout."
+_CORRECTION = "algorithm.rollout_correction."
+_RS_THRESHOLD = f"{_CORRECTION}rollout_rs_threshold"
+_MAX_BATCHES = "algorithm.filter_groups.max_num_gen_batches"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +114,18 @@ DEVIATIONS: tuple[Deviation, ...] = (
         restore="set them",
     ),
     Deviation(
+        keys=("algorithm.filter_groups.max_num_gen_batches",),
+        here="the run fails when a step needs more",
+        verl="not read",
+        restore="`max_num_gen_batches=0`",
+    ),
+    Deviation(
+        keys=("trainer.v1.separate_async.parameter_sync_step",),
+        here="devices of their own are asked for with `trainer.device=cuda` only",
+        verl="`rollout.nnodes` and `n_gpus_per_node` above 0",
+        restore="set them",
+    ),
+    Deviation(
         keys=(f"{_ROLLOUT}agent.num_workers", f"{_ROLLOUT}max_num_seqs"),
         here="1 and 64",
         verl="8 and 256",
@@ -136,7 +152,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         keys=("reward.timeout", "reward.max_memory_mb", f"{_ROLLOUT}multi_turn.tool_timeout"),
         here="60 s, 4096 MiB and 30 s, then an error: such a response has no reward",
-        verl="no limits; its rate-limited manager scores 0",
+        verl="no limits; its rate-limited manager has 300 s and scores 0",
         restore="set them; none for the 0",
     ),
     Deviation(
@@ -196,4 +212,29 @@ def verl_base(given: Tree) -> Tree:
                 base = put(base, path, value)
     if get(given, f"{_ACTOR}policy_loss.loss_mode") == "sapo":
         base = put(base, f"{_ACTOR}loss_agg_mode", SEQUENCE_AGG)
+    if estimator == "rloo_vectorized":
+        base = put(base, "algorithm.singleton", "zero")  # verl's two forms of RLOO differ here
     return base
+
+
+def in_our_terms(given: Tree) -> tuple[Tree, dict[str, str]]:
+    """Return what a script says with the keys changed whose value means something else in verl.
+
+    Returns:
+        The tree, and per changed key a notice that says what was changed and why.
+    """
+    notices: dict[str, str] = {}
+    limit = get(given, _MAX_BATCHES)
+    if isinstance(limit, int) and limit > 0:
+        given = put(given, _MAX_BATCHES, 0)
+        notices[_MAX_BATCHES] = f"{_MAX_BATCHES}={limit}: verl does not read it, so 0 is set"
+    options, thresholds = get(given, f"{_CORRECTION}rollout_rs"), get(given, _RS_THRESHOLD)
+    if isinstance(options, str) and isinstance(thresholds, str):
+        ours = inverted_k1(options, thresholds)
+        if ours != thresholds:
+            given = put(given, _RS_THRESHOLD, ours)
+            notices[_RS_THRESHOLD] = (
+                f"{_RS_THRESHOLD}={thresholds}: verl bounds the inverse of the ratio, so "
+                f"{ours} is set"
+            )
+    return given, notices

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlcore.config.arguments import ARGUMENTS, ESTIMATORS, LOSSES
+from rlcore.config.arguments import ARGUMENTS, ESTIMATORS, LOSSES, Argument
 from rlcore.config.deviations import DEVIATIONS
 from rlcore.config.names import KINDS
 from rlcore.config.schema import json_schema
@@ -73,7 +73,7 @@ def _arguments() -> Iterator[str]:
     for row in ARGUMENTS:
         key = f"`{row.key.replace('actor_rollout_ref.', '')}`" if row.key else "-"
         verl = f"{row.verl}; {row.restore}" if row.verl else "the same"
-        state = "not yet" if row.key in markers() or _is_missing(row.function) else "yes"
+        state = "yes" if is_read(row) else "not yet"
         told = (row.name, key, row.conversion or "as it is", verl, state)
         rows.setdefault(told, []).append(f"`{row.function}`{names.get(row.function, '')}")
     for (name, key, how, verl, state), functions in rows.items():
@@ -87,6 +87,11 @@ def _names_of_functions() -> dict[str, str]:
         for name, function in table.items():
             found.setdefault(function, []).append(f"`{name}`")
     return {function: f" ({', '.join(names)})" for function, names in found.items()}
+
+
+def is_read(row: Argument) -> bool:
+    """Return whether the argument's key has an effect today."""
+    return row.key not in markers() and not _is_missing(row.function)
 
 
 def _is_missing(function: str) -> bool:

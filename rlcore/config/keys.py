@@ -1,11 +1,22 @@
 """The three classes of keys: honoured, satisfied (a notice), refused (a problem)."""
 
-from typing import Any
+from typing import Any, Final
 
 from rlcore.config.pending import Hint
 from rlcore.config.problems import Problem, nearest, show
-from rlcore.config.tree import Tree, all_fields, default_of, leaves, markers, put, section_paths
+from rlcore.config.tree import (
+    Tree,
+    all_fields,
+    default_of,
+    get,
+    leaves,
+    markers,
+    put,
+    section_paths,
+)
 from rlcore.config.verl_keys import VERL_KEYS
+
+_A: Final = "actor_rollout_ref."
 
 
 def classify(tree: Tree) -> tuple[Tree, list[Problem], list[str]]:
@@ -25,7 +36,45 @@ def classify(tree: Tree) -> tuple[Tree, list[Problem], list[str]]:
                 problems.append(verdict)
             else:
                 notices.append(verdict)
-    return kept, problems, notices
+    return kept, problems + _contradictions(tree), notices
+
+
+def _contradictions(tree: Tree) -> list[Problem]:
+    """Return the problems of keys without a field that contradict one that has a field."""
+    actor, rollout = f"{_A}actor.use_dynamic_bsz", f"{_A}rollout.log_prob_use_dynamic_bsz"
+    of_actor, of_rollout = bool(get(tree, actor)), get(tree, rollout)
+    if of_rollout is None or bool(of_rollout) == of_actor:
+        return []
+    return [
+        Problem(
+            path=rollout,
+            value=of_rollout,
+            reason=f"it contradicts {actor}={show(of_actor)}: log-probs and updates are cut alike",
+            fix="leave it out",
+            involves=(actor,),
+        )
+    ]
+
+
+def is_known(path: str) -> bool:
+    """Whether a dotted key is one of ours or of verl's, or a section."""
+    return (
+        path in all_fields()
+        or path in section_paths()
+        or any(entry.matches(path) for entry in VERL_KEYS)
+    )
+
+
+def unknown_key(path: str, value: Any, *, has_value: bool = True) -> Problem:
+    """Return the problem of a key that nobody knows, with the nearest that is known."""
+    known = nearest(path.lstrip("~"), all_fields())
+    return Problem(
+        path=path,
+        value=value,
+        has_value=has_value,
+        reason="there is no such key",
+        fix=f"did you mean {known}?" if known else "`rollflow check PRESET --all` lists all keys",
+    )
 
 
 def _notice_of_marked(path: str, value: Any) -> list[str]:
@@ -59,29 +108,4 @@ def _of_verl_or_unknown(path: str, value: Any) -> Problem | str:
             return Problem(
                 path=path, value=value, reason=entry.reason, fix=entry.fix, is_unsupported=True
             )
-    known = nearest(path, all_fields())
-    return Problem(
-        path=path,
-        value=value,
-        reason="there is no such key",
-        fix=f"did you mean {known}?" if known else "`rollflow check PRESET --all` lists all keys",
-    )
-
-
-def idle_keys(tree: Tree) -> list[str]:
-    """Return notices of keys that others overrule, where verl takes both in silence."""
-    actor = "actor_rollout_ref.actor"
-    given = {path: value for path, value in leaves(tree) if path.startswith(f"{actor}.")}
-    notices: list[str] = []
-    if given.get(f"{actor}.use_dynamic_bsz"):
-        idle, because = f"{actor}.ppo_micro_batch_size_per_gpu", "use_dynamic_bsz=true"
-    else:
-        idle, because = f"{actor}.ppo_max_token_len_per_gpu", "use_dynamic_bsz=false"
-    if given.get(idle) is not None:
-        notices.append(f"{idle}={show(given[idle])}: it has no effect with {because}")
-    clips = [f"{actor}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high")]
-    if all(path in given for path in clips):
-        notices.append(
-            f"{clips[0]}={show(given[clips[0]])}: clip_ratio_low and clip_ratio_high hold"
-        )
-    return notices
+    return unknown_key(path, value)

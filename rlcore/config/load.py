@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.config.keys import classify, idle_keys, not_a_section
+from rlcore.config.idle import idle_keys
+from rlcore.config.keys import classify, is_known, not_a_section, unknown_key
 from rlcore.config.overrides import Override, Overrides, parse_overrides
 from rlcore.config.presets import read_preset
-from rlcore.config.problems import Problem, report
+from rlcore.config.problems import Problem, report, show
 from rlcore.config.run import RunConfig
-from rlcore.config.tree import Tree, merge, put, remove, section_paths
+from rlcore.config.tree import Tree, get, merge, put, remove, section_paths
 from rlcore.config.values import validate_tree
 from rlcore.errors import ConfigError, UnsupportedVerlKeyError
 
@@ -107,7 +108,7 @@ def examine_tree(source: str, tree: Tree, overrides: Overrides) -> Examination:
     return Examination(
         config=checked,
         problems=[*problems, *misplaced, *of_keys, *of_values],
-        notices=notices + idle_keys(tree),
+        notices=notices if checked is None else notices + idle_keys(tree, checked),
         source=source,
         tree=tree,
     )
@@ -118,10 +119,24 @@ def apply_overrides(tree: Tree, changes: list[Override]) -> tuple[Tree, list[Pro
     problems: list[Problem] = []
     for change in changes:
         value: Any = change.value
-        if change.is_removal:
+        if change.is_removal and not is_known(change.path):
+            problems.append(unknown_key(f"~{change.path}", None, has_value=False))
+        elif change.is_removal and value is not None and get(tree, change.path) != value:
+            problems.append(_not_what_is_there(change, get(tree, change.path)))
+        elif change.is_removal:
             tree = remove(tree, change.path)
         elif change.path in section_paths() and not isinstance(value, Mapping):
             problems += not_a_section(change.path, value)
         else:
             tree = put(tree, change.path, value)
     return tree, problems
+
+
+def _not_what_is_there(change: Override, found: Any) -> Problem:
+    """Return the problem of `~key=value` where the key has another value, as Hydra has it."""
+    return Problem(
+        path=f"~{change.path}",
+        value=change.value,
+        reason=f"the key is {show(found)}",
+        fix=f"write ~{change.path} to take it away whatever it is",
+    )

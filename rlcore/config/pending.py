@@ -58,6 +58,7 @@ HOSTS: Final = NotYet(reason="training runs on one host so far", fix="set it to 
 DEVICE: Final = NotYet(reason="training runs on the CPU so far", fix="set it to cpu")
 
 # --- issue "Asynchrony"
+GEN_BATCH: Final = Hint(reason="a step's prompts are fed together, later ones one by one")
 LENDING: Final = NotYet(reason="idle training devices are not lent to generation")
 REFILL: Final = NotYet(reason="failed groups are dropped and replaced in every mode")
 QUEUE_ALWAYS: Final = Hint(reason="rows always travel through TransferQueue")
@@ -68,8 +69,8 @@ PROMETHEUS: Final = NotYet(reason="Prometheus metrics are not there yet")
 
 # --- issue "vLLM, and weight updates"
 GPU_ENGINE: Final = Hint(reason="it sizes a GPU engine that is not in use")
-MODEL_LEN: Final = NotYet(
-    reason="it is max_prompt_length + max_response_length",
+MODEL_LEN: Final = Hint(
+    reason="a trajectory has at most max_prompt_length + max_response_length tokens",
     fix="set data.max_prompt_length and data.max_response_length",
 )
 ROLLOUT_POOL: Final = NotYet(reason="generation shares the training host so far")

@@ -73,8 +73,9 @@ class _OneValuePerKey(yaml.SafeLoader):
     """YAML as it is safe to read, but for keys given twice, of which YAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        mapping = super().construct_mapping(node, deep=deep)
-        if len(mapping) < len(node.value):
+        keys = [key.value for key, _ in node.value]
+        mapping = super().construct_mapping(node, deep=deep)  # puts in what `<<` brings
+        if len(set(keys)) < len(keys):
             raise yaml.constructor.ConstructorError(
                 None, None, "a key is given twice", node.start_mark
             )

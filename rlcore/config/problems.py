@@ -22,6 +22,8 @@ class Problem:
     """False where the key is missing or the reason names the values."""
     is_unsupported: bool = False
     """A real key of verl's that asks for what rollflow does not do."""
+    is_idle: bool = False
+    """The key has no effect beside the others; verl takes such a key in silence."""
     involves: tuple[str, ...] = ()
     """Dotted keys besides `path` whose values are part of the reason."""
 

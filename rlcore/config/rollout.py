@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlcore.config.base import (
     Characters,
@@ -31,14 +31,23 @@ from rlcore.config.pending import (
 )
 
 
+def _all_or_some(value: int) -> int:
+    if value == 0 or value < -1:
+        raise ValueError("it must be -1 (all) or at least 1")
+    return value
+
+
+TopK = Annotated[Count, AfterValidator(_all_or_some)]
+
+
 class ValKwargsConfig(Section):
     """Sampling of validation."""
 
     temperature: Factor = Field(default=0.0, ge=0)
     """Temperature when `do_sample`; without it the most likely token is taken."""
-    top_p: Share = Field(default=1.0, ge=1, le=1)
-    """Nucleus sampling; 1: off."""
-    top_k: Literal[-1] = -1
+    top_p: Share = Field(default=1.0, gt=0, le=1)
+    """Sample from the fewest most likely tokens that hold this share; 1: off."""
+    top_k: TopK = -1
     """Most likely tokens to choose from; -1: all."""
     n: Sessions = Field(default=1, ge=1)
     """Responses per validation prompt."""

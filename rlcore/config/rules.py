@@ -58,5 +58,6 @@ def _joined(first: Problem, second: Problem) -> Problem:
     return replace(
         first,
         reason=f"{first.reason}; besides, {second.reason}",
+        is_idle=first.is_idle and second.is_idle,
         involves=(*first.involves, *second.involves),
     )

@@ -35,14 +35,19 @@ def group_has_two_sessions(config: RunConfig) -> Iterator[Problem]:
 
 def estimator_and_loss_read_their_keys(config: RunConfig) -> Iterator[Problem]:
     """A key of another estimator or another loss has no effect."""
+    estimator = config.algorithm.adv_estimator
+    loss, loss_key, loss_name = _loss_of(config)
     chosen = (
-        (_ESTIMATOR, config.algorithm.adv_estimator, ESTIMATORS),
-        (_LOSS, config.actor_rollout_ref.actor.policy_loss.loss_mode, LOSSES),
+        (ESTIMATORS.get(estimator), ESTIMATORS, _ESTIMATOR, estimator),
+        (loss, LOSSES, loss_key, loss_name),
     )
-    for key, name, functions in chosen:
-        if name not in functions:  # one of the user's, which may read what it likes
+    for function, functions, key, name in chosen:
+        if function is None:  # one of the user's, which may read what it likes
             continue
-        for path in sorted(keys_of(functions) - keys_read_by(functions[name])):
+        read = keys_read_by(function)
+        if config.actor_rollout_ref.actor.entropy_coeff:
+            read |= {f"{_ACTOR}loss_agg_mode"}  # the entropy bonus is aggregated, too
+        for path in sorted(keys_of(functions) - read):
             value = value_at(config, path)
             if value != default_of(path):
                 yield Problem(
@@ -50,8 +55,20 @@ def estimator_and_loss_read_their_keys(config: RunConfig) -> Iterator[Problem]:
                     value=value,
                     reason=f"it has no effect with {key}={name}",
                     fix="leave it out",
+                    is_idle=True,
                     involves=(key,),
                 )
+
+
+def _loss_of(config: RunConfig) -> tuple[str | None, str, str]:
+    """Return the function of the policy loss, and the key and value that choose it."""
+    correction = config.algorithm.rollout_correction
+    mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if correction.bypass_mode and correction.loss_type == "reinforce":
+        return "reinforce_loss", f"{_CORRECTION}loss_type", "reinforce"
+    if correction.bypass_mode and mode == "bypass_mode":
+        return "ppo_loss", _LOSS, mode
+    return LOSSES.get(mode), _LOSS, mode
 
 
 def critic_and_estimator_agree(config: RunConfig) -> Iterator[Problem]:
@@ -127,19 +144,11 @@ def gdpo_names_its_rewards(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def filter_has_a_metric(config: RunConfig) -> Iterator[Problem]:
-    """`filter_groups` says by which metric, and its rewards are there while groups finish."""
+def filter_has_its_rewards(config: RunConfig) -> Iterator[Problem]:
+    """The rewards that `filter_groups` looks at are there while groups finish."""
     groups, model = config.algorithm.filter_groups, config.reward.reward_model
     if not groups.enable:
         return
-    if groups.metric is None:
-        yield Problem(
-            path="algorithm.filter_groups.metric",
-            value=None,
-            reason="algorithm.filter_groups.enable=true needs it",
-            fix="set it to acc, or to reward",
-            involves=("algorithm.filter_groups.enable",),
-        )
     if model.enable and not model.enable_resource_pool:
         yield Problem(
             path="algorithm.filter_groups.enable",
@@ -319,7 +328,7 @@ RULES = (
     scale_factor_needs_its_mode,
     warm_up_is_given_once,
     gdpo_names_its_rewards,
-    filter_has_a_metric,
+    filter_has_its_rewards,
     thresholds_can_be_read,
     bypass_has_a_loss_that_uses_it,
     weights_are_counted_once,

@@ -38,8 +38,9 @@ def separate_async_is_whole(config: RunConfig) -> Iterator[Problem]:
             path="data.train_batch_size",
             value=batch,
             reason=(
-                f"separate_async makes one optimizer step per inner step: parameter_sync_step "
-                f"{inner} x ppo_mini_batch_size {mini} = {inner * mini} prompts, not {batch}"
+                f"{_MODE}=separate_async makes one optimizer step per inner step: "
+                f"parameter_sync_step {inner} x ppo_mini_batch_size {mini} = {inner * mini} "
+                f"prompts, not {batch}"
             ),
             fix=f"set it to {inner * mini}",
             involves=(f"{_SEPARATE}parameter_sync_step", _MINI, _MODE),
@@ -105,8 +106,9 @@ def warm_up_stays_fresh(config: RunConfig) -> Iterator[Problem]:
         path=f"trainer.v1.{mode}.num_warmup_batches",
         value=warmup,
         reason=(
-            f"a batch waits {warmup:g} steps before it is trained, but {_SAMPLER}"
-            f"max_off_policy_threshold {limit} allows a staleness of {limit} - 1 = {limit - 1}: "
+            f"with {_MODE}={mode} a batch waits {warmup:g} steps before it is trained, but "
+            f"{_SAMPLER}max_off_policy_threshold {limit} allows a staleness of {limit} - 1 = "
+            f"{limit - 1}: "
             "every group would be stale"
         ),
         fix=f"set it to {limit - 1}, or the threshold to {math.ceil(warmup) + 1}",
@@ -115,8 +117,13 @@ def warm_up_stays_fresh(config: RunConfig) -> Iterator[Problem]:
 
 
 def rows_in_flight(config: RunConfig) -> int:
-    """Return the trajectories that the queue holds at most: the warm-up, a step and validation."""
-    batches = 1 + math.ceil(num_warmup_batches(config))
+    """Return the trajectories of training that the queue holds at most: the warm-up and a step.
+
+    Dynamic sampling may have as many batches on their way as it is allowed.
+    """
+    filtering = config.algorithm.filter_groups
+    surplus = math.ceil(filtering.max_inflight_gen_batches) if filtering.enable else 0
+    batches = 1 + math.ceil(num_warmup_batches(config)) + surplus
     return batches * config.num_trajectories
 
 
@@ -127,14 +134,15 @@ def storage_holds_what_is_in_flight(config: RunConfig) -> Iterator[Problem]:
         rows_in_flight(config),
     )
     if size is not None and size < rows:
-        warmup = num_warmup_batches(config)
+        batches = rows // config.num_trajectories
         yield Problem(
             path=_STORAGE,
             value=size,
             reason=(
-                f"(1 step + {warmup:g} batches of warm-up) x data.train_batch_size "
-                f"{config.data.train_batch_size} x rollout.n "
-                f"{config.actor_rollout_ref.rollout.n} = {rows} trajectories wait at the same time"
+                f"{batches} batches (a step, the warm-up, what dynamic sampling adds) x "
+                f"data.train_batch_size {config.data.train_batch_size} x rollout.n "
+                f"{config.actor_rollout_ref.rollout.n} = {rows} trajectories wait at the same time "
+                f"({_MODE}={config.trainer.v1.trainer_mode})"
             ),
             fix=f"set it to {rows} or more, or null",
             involves=("data.train_batch_size", f"{_ROLLOUT}n", _MODE),

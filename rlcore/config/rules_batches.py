@@ -138,7 +138,32 @@ def cut_samples_fill_a_batch(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def prompts_are_fed_as_they_are(config: RunConfig) -> Iterator[Problem]:
+    """`data.gen_batch_size` asks for what happens: a step at once, or one by one (verl's rule)."""
+    data, mode = config.data, config.trainer.v1.trainer_mode
+    size, batch = data.gen_batch_size, data.train_batch_size
+    one_by_one = mode != "sync" or config.algorithm.filter_groups.enable
+    if size is None or size == (1 if one_by_one else batch):
+        return
+    yield Problem(
+        path="data.gen_batch_size",
+        value=size,
+        reason=(
+            f"prompts are fed one by one with trainer.v1.trainer_mode={mode} and "
+            "algorithm.filter_groups.enable="
+            f"{str(config.algorithm.filter_groups.enable).lower()}"
+            if one_by_one
+            else f"a step's prompts are fed at once: data.train_batch_size={batch}"
+        ),
+        fix="leave it out",
+        involves=(
+            "data.train_batch_size", "trainer.v1.trainer_mode", "algorithm.filter_groups.enable"
+        ),
+    )  # fmt: skip
+
+
 RULES = (
+    prompts_are_fed_as_they_are,
     batch_is_whole_mini_batches,
     mini_batch_is_shared_out_evenly,
     mini_batch_is_whole_micro_batches,

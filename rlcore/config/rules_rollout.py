@@ -81,7 +81,9 @@ def overlong_buffer_fits(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             path=f"{path}.len",
             value=buffer.len,
-            reason=f"the buffer must lie within the longest response: 0 < len <= {limit}",
+            reason=(
+                f"{path}.enable=true needs a buffer within the longest response: 0 < len <= {limit}"
+            ),
             fix=f"set it to at most {limit}",
             involves=(
                 f"{path}.enable",

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlcore.config.deviations import verl_base
+from rlcore.config.deviations import in_our_terms, verl_base
 from rlcore.config.load import Examination, apply_overrides, examine_tree
 from rlcore.config.overrides import parse_overrides
 from rlcore.config.problems import Problem, show
 from rlcore.config.shell import read_commands, unknown_in
-from rlcore.config.tree import Tree, honoured_fields, leaves, merge
+from rlcore.config.tree import Tree, honoured_fields, leaves, merge, remove
 from rlcore.errors import ConfigError
 
 MODULE: Final = "verl.trainer.main_ppo"
@@ -58,7 +58,7 @@ def read_script(text: str, environment: Mapping[str, str]) -> tuple[list[str], l
         reason = unknown_in(word)
         if reason is not None:
             problems.append(_unknown_word(word, reason))
-        elif word.startswith("--"):
+        elif word.startswith("-"):
             problems += _option(word, rest)
         else:
             overrides.append(word)
@@ -121,7 +121,7 @@ def _option(word: str, rest: Iterator[str]) -> list[Problem]:
     name, has_value, value = word.partition("=")
     if name in {"--config-path", "--config-name", "--config-dir", "-cn", "-cp"}:
         chosen = value if has_value else next(rest, "")
-        if name == "--config-name" and chosen in _CONFIG_NAMES:
+        if name in {"--config-name", "-cn"} and chosen in _CONFIG_NAMES:
             return []
         return [
             Problem(
@@ -150,7 +150,13 @@ def examine_script(
     words, problems = read_script(text, environment)
     changes, unreadable = parse_overrides([*words, *overrides])
     given, misplaced = apply_overrides({}, changes)
+    given, changed = in_our_terms(given)
     tree = merge(verl_base(given), given)
+    found = examine_tree("the script", tree, ())
+    for problem in found.problems:
+        if problem.is_idle:  # what has no effect in verl either does not stop a script
+            tree = remove(tree, problem.path)
+            changed[problem.path] = f"{problem.path}={show(problem.value)}: {problem.reason}"
     found = examine_tree("the script", tree, ())
     all_problems = [*problems, *unreadable, *misplaced, *found.problems]
     refused = tuple(dict.fromkeys(problem.path for problem in all_problems))
@@ -158,7 +164,7 @@ def examine_script(
         examination=Examination(
             config=found.config,
             problems=all_problems,
-            notices=found.notices,
+            notices=[*changed.values(), *found.notices],
             source="the script" + (f" with {len(overrides)} overrides" if overrides else ""),
             tree=found.tree,
         ),
@@ -166,8 +172,12 @@ def examine_script(
         honoured=tuple(
             f"{path}={show(value)}"
             for path, value in leaves(given)
-            if path in honoured_fields() and path not in refused
+            if path in honoured_fields() and path not in {*refused, *changed}
         ),
-        satisfied=tuple(notice for notice in found.notices if notice.split("=")[0] not in refused),
+        satisfied=tuple(
+            notice
+            for notice in [*changed.values(), *found.notices]
+            if notice.split("=")[0] not in refused
+        ),
         refused=refused,
     )

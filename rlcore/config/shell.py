@@ -15,9 +15,10 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _BRACES: Final = re.compile(r"(\w+)(?:\[[@*]\])?(?::?-(.*))?", re.DOTALL)
 _MARK: Final = re.compile("\ue000(.*?)\ue001")
-_OPENING: Final = frozenset({"if", "for", "while", "until", "case", "{", "select"})
+_OPENING: Final = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSING: Final = frozenset({"fi", "done", "esac", "}"})
 _DECLARING: Final = frozenset({"export", "declare", "local", "readonly", "then", "do", "else"})
+_BEFORE_COMMANDS: Final = frozenset({"then", "do", "else", "!"})
 _ENDS: Final = " \t\n;|&<>()"
 _SUMS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
@@ -62,7 +63,9 @@ class _Reader:
         self._variables = variables
         self._has_assignments = has_assignments
         self._position = 0
-        self._depth = 0  # of conditions and loops
+        self._depth = 0  # of conditions, loops and functions
+        self._is_conditional = False  # after && or ||
+        self._before: dict[str, list[str] | None] = {}  # what a command's own variables were
 
     def commands(self) -> list[list[str]]:
         """Return the words of every command that is left."""
@@ -70,7 +73,7 @@ class _Reader:
         while self._position < len(self._text):
             words = self._command()
             if words:
-                self._depth += (words[0] in _OPENING) - (words[0] in _CLOSING)
+                self._depth = max(0, self._depth + _depth_of(words))
                 found.append(words)
         return found
 
@@ -106,12 +109,15 @@ class _Reader:
 
     def _command(self) -> list[str]:
         words: list[str] = []
+        self._before = {}
+        is_conditional_next = False
         while self._position < len(self._text):
             if self._is_skipped():
                 continue
             char = self._peek()
             if char in "\n;|&":
-                self._take()
+                is_conditional_next = self._peek(2) in ("&&", "||")
+                self._take(2 if is_conditional_next else 1)
                 break
             if char in "<>":
                 self._redirection(words)
@@ -119,14 +125,22 @@ class _Reader:
                 self._take()
             else:
                 self._assignment_or_word(words)
+        # A line may end after && and go on in the next one.
+        self._is_conditional = is_conditional_next or (not words and self._is_conditional)
         return words
 
     def _assignment_or_word(self, words: list[str]) -> None:
-        can_assign = self._has_assignments and (not words or words[0] in _DECLARING)
+        can_assign = self._has_assignments and (
+            not words or words[0] in _DECLARING or words[-1] == "{"
+        )
         match = _ASSIGNMENT.match(self._text, self._position) if can_assign else None
         if match is None:
+            if not words:
+                self._take_back_own_variables()
             words += self._word()
             return
+        if not words and match[1] not in self._before:
+            self._before[match[1]] = self._variables.get(match[1])
         self._position = match.end()
         if self._peek() == "(":
             self._take()
@@ -135,9 +149,18 @@ class _Reader:
             value = [" ".join(self._word())]
         if match[2]:
             value = [*self._variables.get(match[1], []), *value]
-        if self._depth > 0:
+        if self._depth > 0 or self._is_conditional or "{" in words:
             value = [_unknown(f"the variable {match[1]} is set in a condition or loop")]
         self._variables[match[1]] = value
+
+    def _take_back_own_variables(self) -> None:
+        """Forget `A=1` before a command: it is the command's alone, and set after `$A` is read."""
+        for name, value in self._before.items():
+            if value is None:
+                del self._variables[name]
+            else:
+                self._variables[name] = value
+        self._before = {}
 
     def _array(self) -> list[str]:
         words: list[str] = []
@@ -249,6 +272,12 @@ class _Reader:
             return str(_evaluate(ast.parse(numbers.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError):
             return _unknown(f"the sum $(({text})) is not computed")
+
+
+def _depth_of(words: list[str]) -> int:
+    """Return how many conditions, loops and functions a command opens, less those it closes."""
+    first = next((word for word in words if word not in _BEFORE_COMMANDS), "")
+    return (first in _OPENING) + words.count("{") - (first in _CLOSING)
 
 
 def _split(text: str) -> list[str]:

@@ -35,7 +35,15 @@ class VerlKey:
 
     def is_satisfied_by(self, value: Any) -> bool:
         """Whether `value` asks for what happens anyway."""
-        return isinstance(self.satisfied, _Any) or value in self.satisfied
+        if isinstance(self.satisfied, _Any):
+            return True
+        return any(_unordered(value) == _unordered(item) for item in self.satisfied)
+
+
+def _unordered(value: Any) -> Any:
+    """Return a list of words as a set: what a checkpoint holds is in no order."""
+    is_words = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)  # pyright: ignore[reportUnknownVariableType]
+    return frozenset(value) if is_words else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 _A = "actor_rollout_ref."
@@ -47,10 +55,25 @@ _OTHER_SHARDING = "it sizes sharding over GPUs; there is one rank"
 _NO_PROFILER = "profilers are not there yet"
 _MOVED = "verl moved it"
 
+_FSDP_SIZING: Final = (
+    "param_offload", "optimizer_offload", "offload_policy", "reshard_after_forward", "fsdp_size",
+    "forward_prefetch", "use_orig_params", "use_torch_compile", "entropy_checkpointing",
+    "entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size", "forward_only",
+    "ulysses_sequence_parallel_size", "strategy", "model_dtype", "dtype", "wrap_policy.*",
+)  # fmt: skip
+"""Keys of a `fsdp_config` that change speed and memory only."""
+
+
+def _fsdp_rows(
+    section: str, but: tuple[str, ...] = ()
+) -> list[tuple[str, tuple[Any, ...] | _Any, str, str]]:
+    keys = [key for key in _FSDP_SIZING if key not in but]
+    return [(f"{section}.{key}", ANY, _OTHER_SHARDING, LEAVE_OUT) for key in keys]
+
+
 _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
     # pattern, satisfied values, reason (also of the notice), fix
     # --- data
-    ("data.gen_batch_size", (None,), "a step's prompts are fed at once", LEAVE_OUT),
     ("data.val_batch_size", ANY, "the whole validation set is one batch", LEAVE_OUT),
     ("data.return_raw_chat", (True,), "agent loops always get the messages", LEAVE_OUT),
     ("data.return_raw_input_ids", (False,), "agent loops tokenise the messages", LEAVE_OUT),
@@ -89,6 +112,8 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
     (f"{_A}model.use_shm", (False,), "the model is read where it lies", LEAVE_OUT),
     (f"{_A}model.external_lib", (None,), "modules of yours have a key of their own",
      "list files in trainer.user_modules"),
+    (f"{_A}model.override_config.attention_dropout", (0, None), "models are trained without "
+     "dropout", "set it to 0"),
     (f"{_A}model.override_config.*", ({},), "the model's own config.json holds",
      "change config.json in the model folder"),
     (f"{_A}model.custom_chat_template", (None,), "the tokenizer's chat template holds",
@@ -128,7 +153,12 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      f"set {_A}actor.dtype for the type of the matrix products"),
     (f"{_A}actor.fsdp_config.dtype", ("bfloat16",), "autocast has a key of its own",
      f"set {_A}actor.dtype"),
-    (f"{_A}actor.fsdp_config.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
+    (f"{_A}actor.fsdp_config.full_determinism", (False,), "it has a key of its own",
+     f"set {_A}rollout.full_determinism"),
+    (f"{_A}actor.fsdp_config.seed", (42,), "it has a key of its own", "set seed"),
+    (f"{_A}actor.fsdp_config.mixed_precision", (None,), "autocast has a key of its own",
+     f"set {_A}actor.dtype"),
+    *_fsdp_rows(f"{_A}actor.fsdp_config", but=("model_dtype", "dtype")),
     (f"{_A}actor.megatron.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
     (f"{_A}actor.checkpoint.save_contents",
      (["model", "optimizer", "extra"], ["model", "optimizer", "extra", "hf_model"]),
@@ -164,7 +194,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      "log-probs are computed in the actor's micro-batches", LEAVE_OUT),
     (f"{_A}ref.log_prob_max_token_len_per_gpu", ANY,
      "log-probs are computed in the actor's micro-batches", LEAVE_OUT),
-    (f"{_A}ref.fsdp_config.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
+    *_fsdp_rows(f"{_A}ref.fsdp_config"),
     (f"{_A}ref.megatron.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
     (f"{_A}ref.ulysses_sequence_parallel_size", ANY, _OTHER_SHARDING, LEAVE_OUT),
     (f"{_A}ref.use_torch_compile", ANY, "it changes speed only; nothing is compiled", LEAVE_OUT),
@@ -249,10 +279,10 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      f"set {_A}actor.grad_clip"),
     ("critic.strategy", ("fsdp", "fsdp2"), "one rank needs no sharding", LEAVE_OUT),
     ("critic.ulysses_sequence_parallel_size", (1,), _OTHER_SHARDING, LEAVE_OUT),
-    ("critic.fsdp.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
-    ("critic.fsdp_config.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
+    *_fsdp_rows("critic.fsdp"),
+    *_fsdp_rows("critic.fsdp_config"),
     ("critic.megatron.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
-    ("critic.model.fsdp_config.*", ANY, _OTHER_SHARDING, LEAVE_OUT),
+    *_fsdp_rows("critic.model.fsdp_config"),
     ("critic.model.use_remove_padding", ANY, "it changes speed only; trajectories are packed",
      LEAVE_OUT),
     ("critic.model.enable_gradient_checkpointing", ANY, "it changes memory only", LEAVE_OUT),
@@ -269,6 +299,8 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
         "enable_prefix_caching", "cudagraph_capture_sizes", "skip_tokenizer_init", "load_format",
         "disable_log_stats")),
     ("reward.reward_model.rollout.engine_kwargs.*", ({}, None), _OTHER_ENGINE, LEAVE_OUT),
+    ("reward.sandbox_fusion.max_concurrent", (64,), "no sandbox is called", LEAVE_OUT),
+    ("reward.sandbox_fusion.memory_limit_mb", (1024,), "no sandbox is called", LEAVE_OUT),
     ("reward.sandbox_fusion.*", (None,), "no sandbox is called", LEAVE_OUT),
     ("custom_reward_function.path", (None,), _MOVED, "set reward.custom_reward_function.path"),
     ("custom_reward_function.name", (None, "compute_score"), _MOVED,
@@ -307,8 +339,12 @@ _ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
      "set deadlines.start"),
     # --- the rest
     ("hydra.*", (), "Hydra is not run: only its syntax is read", LEAVE_OUT),
+    ("skip.rollout_tq.steps", ([],), "reuse of earlier rollouts is not there yet", LEAVE_OUT),
+    ("skip.rollout_tq.action", ("cache",), "reuse of earlier rollouts is not there yet",
+     LEAVE_OUT),
     ("skip.*", (False, None), "reuse of earlier rollouts is not there yet", LEAVE_OUT),
     ("distillation.*", (False, None), "distillation is not there yet", LEAVE_OUT),
+    ("global_profiler.save_path", ANY, "nothing is profiled", LEAVE_OUT),
     ("global_profiler.*", (None, False, []), _NO_PROFILER, LEAVE_OUT),
     ("ray_kwargs.ray_init.num_cpus", (None,), "the local cluster has a key of its own",
      "set ray.num_cpus"),
@@ -365,16 +401,6 @@ REFUSED_VALUES: dict[str, RefusedValue] = {
     f"{_A}rollout.top_k": RefusedValue(
         values=ANY,
         reason="the trainer computes log-probs of the full distribution and cannot reproduce it",
-        fix="set it to -1",
-    ),
-    f"{_A}rollout.val_kwargs.top_p": RefusedValue(
-        values=ANY,
-        reason="the embedded engine samples from the full distribution",
-        fix="set it to 1",
-    ),
-    f"{_A}rollout.val_kwargs.top_k": RefusedValue(
-        values=ANY,
-        reason="the embedded engine samples from the full distribution",
         fix="set it to -1",
     ),
     f"{_A}rollout.dtype": RefusedValue(

@@ -267,7 +267,9 @@ def _rendered(
         raise DataError(
             f"{origin}: the prompt holds a lone surrogate, which no UTF-8 can hold ({error.reason})"
         ) from error
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except (
+        TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError
+    ) as error:  # fmt: skip
         raise DataError(f"{origin}: the chat template refuses the prompt: {error}") from error
     if not text.strip():
         raise DataError(f"{origin}: the chat template gives an empty prompt")

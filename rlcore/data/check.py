@@ -1,6 +1,5 @@
 """Everything about data, model folder, reward and output that can be wrong before a run starts."""
 
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from rlcore.data.dataset import PromptDataset, load_dataset
 from rlcore.data.duplicates import shared_rows
 from rlcore.data.samplers import load_sampler
 from rlcore.data.store import RowStore, StoreMeta
-from rlcore.data.tokenizer import load_tokenizer, stop_token_ids
+from rlcore.data.tokenizer import load_tokenizer, read_json_object, stop_token_ids
 from rlcore.errors import ConfigError, DataError
 from rlcore.reward.function import load_reward_function, uses_rules
 from rlcore.reward.rules import find_rule
@@ -171,10 +170,7 @@ def check_model_folder(config: RunConfig) -> PreTrainedTokenizerBase:
     path = folder / "config.json"
     if not path.is_file():
         raise DataError(f"model folder {folder}: config.json is missing")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not JSON ({error})") from error
+    values = read_json_object(path)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise DataError(f"model folder {folder}: no weights (*.safetensors)")
     tokenizer = load_tokenizer(folder, model.trust_remote_code)

@@ -46,7 +46,14 @@ class ParquetSource:
         file = self._open()
         try:
             for batch in file.iter_batches(batch_size=CHUNK_ROWS, use_threads=False):
-                for row in batch.to_pylist():
+                try:
+                    rows = batch.to_pylist()
+                except UnicodeDecodeError as error:
+                    raise DataError(
+                        f"{self.path}: a text in rows {number} to {number + len(batch) - 1} is no "
+                        f"UTF-8 ({error})"
+                    ) from error
+                for row in rows:
                     yield number, row
                     number += 1
         except (pa.ArrowInvalid, OSError) as error:

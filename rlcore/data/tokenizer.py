@@ -32,7 +32,7 @@ def load_tokenizer(
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the tokenizers library raises bare exceptions
         raise DataError(f"model folder {folder}: no readable tokenizer ({error})") from error
     if not tokenizer.chat_template:
         raise DataError(
@@ -43,15 +43,37 @@ def load_tokenizer(
 
 
 def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a response: the tokenizer's EOS and generation_config.json's."""
+    """Return the tokens that end a response: the tokenizer's EOS and generation_config.json's.
+
+    Raises:
+        DataError: generation_config.json cannot be read.
+    """
     ids: set[int] = set()
     if isinstance(tokenizer.eos_token_id, int):
         ids.add(tokenizer.eos_token_id)
     path = Path(model_path) / "generation_config.json"
     if path.is_file():
-        configured = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        ids.update([configured] if isinstance(configured, int) else configured or [])
+        configured = read_json_object(path).get("eos_token_id")
+        listed = configured if isinstance(configured, list) else [configured]
+        if not all(isinstance(token, int | None) for token in listed):
+            raise DataError(f"{path}: eos_token_id is {configured!r}, not a token id or a list")
+        ids.update(token for token in listed if token is not None)
     return sorted(ids)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a model folder.
+
+    Raises:
+        DataError: it holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: must hold an object {{...}}, holds {type(values).__name__}")
+    return values
 
 
 def render_chat(

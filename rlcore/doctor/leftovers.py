@@ -1,7 +1,8 @@
 """What runs left behind whose process died without a word."""
 
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ def check_leftovers(runs_root: Path, shared: Path = SHARED_MEMORY) -> list[Findi
     """Return what dead runs left, or one finding that there is nothing."""
     records = list(_records(runs_root))
     found = [
-        *(_of_run(folder, record) for folder, record in records if _ended_silently(record)),
+        *(
+            _of_run(folder, record)
+            for folder, record in records
+            if _ended_silently(record) and not _is_held_elsewhere(folder)
+        ),
         *_segments(shared),
         *_ray_processes(),
     ]
@@ -56,6 +61,15 @@ def _ended_silently(record: dict[str, Any]) -> bool:
     return bool(attempt) and "outcome" not in attempt and not _is_alive(record)
 
 
+def _is_held_elsewhere(folder: Path) -> bool:
+    """Whether another host that shares the folder says that it runs there."""
+    try:
+        holder = (folder / "run.holder").read_text(encoding="utf-8").strip()
+    except OSError:
+        return False
+    return not holder.endswith(f" on {socket.gethostname()})")
+
+
 def _of_run(folder: Path, record: dict[str, Any]) -> Finding:
     run_id, number = record["run_id"], len(record["attempts"])
     return Finding(
@@ -77,14 +91,23 @@ def _segments(shared: Path) -> Iterator[Finding]:
             )
 
 
-def _ray_processes() -> Iterator[Finding]:
-    """Yield Ray clusters of this user whose driver is gone."""
-    for process in psutil.process_iter(["name", "ppid", "pid"]):
-        if process.info["name"] in _RAY_PROCESSES and process.info["ppid"] == 1:
+def _ray_processes() -> list[Finding]:
+    processes = psutil.process_iter(["name", "ppid", "pid"])
+    return list(ray_without_driver(process.info for process in processes))
+
+
+def ray_without_driver(processes: Iterable[dict[str, Any]]) -> Iterator[Finding]:
+    """Yield Ray clusters whose driver is gone.
+
+    Args:
+        processes: `name`, `ppid` and `pid` of each.
+    """
+    for process in processes:
+        if process["name"] in _RAY_PROCESSES and process["ppid"] == 1:
             yield Finding(
                 level="warning",
                 subject="ray",
-                message=f"{process.info['name']} (pid {process.info['pid']}) has no driver: a "
+                message=f"{process['name']} (pid {process['pid']}) has no driver: a "
                 "cluster that was started by hand, or one whose driver was killed",
                 fix="`ray stop` ends all clusters of this machine, if it is not yours to keep",
             )

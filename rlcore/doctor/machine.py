@@ -1,8 +1,7 @@
 """Cores, memory, shared memory and disk."""
 
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -20,9 +19,9 @@ def check_machine(runs_root: Path, environment: Mapping[str, str]) -> list[Findi
     """Return what the machine offers."""
     return [
         cores(len(os.sched_getaffinity(0)), _quota(_QUOTA), environment),
-        _memory(psutil.virtual_memory().available),
-        _shared(SHARED_MEMORY),
-        _disk(runs_root),
+        memory(psutil.virtual_memory().available),
+        shared_memory(SHARED_MEMORY),
+        disk(runs_root),
     ]
 
 
@@ -58,7 +57,12 @@ def cores(visible: int, quota: float | None, environment: Mapping[str, str]) -> 
     return Finding(level="ok", subject="cores", message=str(visible))
 
 
-def _memory(available: int) -> Finding:
+def _free_bytes(folder: Path) -> int:
+    return psutil.disk_usage(str(folder)).free
+
+
+def memory(available: int) -> Finding:
+    """Return whether `available` bytes are enough for a small run."""
     if available >= _LEAST_MEMORY:
         return Finding(level="ok", subject="memory", message=f"{gibibytes(available)} free")
     return Finding(
@@ -69,10 +73,11 @@ def _memory(available: int) -> Finding:
     )
 
 
-def _shared(folder: Path) -> Finding:
+def shared_memory(folder: Path, free_bytes: Callable[[Path], int] = _free_bytes) -> Finding:
+    """Return whether weights and Ray's objects fit into the shared memory at `folder`."""
     subject = f"shared memory ({folder})"
     try:
-        free = shutil.disk_usage(folder).free
+        free = free_bytes(folder)
     except OSError as error:
         return Finding(
             level="error",
@@ -90,7 +95,8 @@ def _shared(folder: Path) -> Finding:
     )
 
 
-def _disk(runs_root: Path) -> Finding:
+def disk(runs_root: Path, free_bytes: Callable[[Path], int] = _free_bytes) -> Finding:
+    """Return whether runs can be written."""
     # The nearest folder that is there: the runs' own is made by the first run.
     folder = next(
         path for path in (runs_root.absolute(), *runs_root.absolute().parents) if path.is_dir()
@@ -103,7 +109,7 @@ def _disk(runs_root: Path) -> Finding:
             message=f"{folder} is not writable",
             fix="set trainer.runs_root to a folder of yours",
         )
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if free >= _LEAST_DISK:
         return Finding(level="ok", subject=subject, message=f"{gibibytes(free)} free")
     return Finding(

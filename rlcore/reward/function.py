@@ -22,6 +22,8 @@ RewardFunction = Callable[..., Any]
 """Sync or async (data_source, solution_str, ground_truth, extra_info, **kwargs) -> float | dict."""
 
 MAX_EXTRA_CHARACTERS = 20_000
+NUM_SAMPLED = "num_sampled_tokens"
+"""Under this name an unscored session keeps what `RewardTask.num_tokens` will be."""
 JUDGE_ARGUMENTS = ("reward_router_address", "reward_model_tokenizer")
 """Where the reward model is asked (`host:port`, an OpenAI-like API), and its tokenizer."""
 
@@ -40,7 +42,7 @@ class RewardTask:
     And what the agent loop put under `for_reward` of its output's `extra_fields`.
     """
     num_tokens: int
-    """Of the response, tool tokens included."""
+    """Of the response, without those of tools."""
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """The prompt, for a reward model."""
 

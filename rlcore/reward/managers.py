@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from rlcore.config import RunConfig
+from rlcore.config.arguments import arguments
 from rlcore.registry import Registry
 from rlcore.reward.function import Reward, RewardTask
 
@@ -42,26 +43,25 @@ class NaiveRewardManager:
 
 @REWARD_MANAGERS.register("dapo")
 class DapoRewardManager:
-    """The function's score minus a penalty that grows over the last tokens before the limit.
-
-    penalty = -factor * clip((|y| - (L_max - L_buffer)) / L_buffer, 0, 1), |y| tokens of the
-    response: `rlcore.algorithms.overlong_penalty` on a number. Not called here, since processes of
-    agent loop workers have no torch; a test holds both to the same values.
-    """
+    """The function's score and `rlcore.algorithms.overlong_penalty` of what the model wrote."""
 
     def __init__(self, config: RunConfig) -> None:
-        settings = config.reward.reward_kwargs
-        self._buffer = settings.overlong_buffer_cfg
-        self._max_tokens = settings.max_resp_len or config.data.max_response_length
+        self._buffer = config.reward.reward_kwargs.overlong_buffer_cfg
+        settings = arguments(config, "overlong_penalty")
+        if self._buffer.enable:
+            # Agent loop workers have no torch otherwise; only runs with the penalty pay for it.
+            import torch
+
+            from rlcore.algorithms import overlong_penalty
+
+            self._penalty = lambda n: overlong_penalty(torch.tensor([n]), **settings).item()
 
     async def run(self, task: RewardTask, score: Score) -> Reward:
         """Return the function's score with the penalty added."""
         reward = await score(task)
         if not self._buffer.enable:
             return reward
-        excess = task.num_tokens - (self._max_tokens - self._buffer.len)
-        share = min(max(excess / self._buffer.len, 0.0), 1.0)
-        penalty = -share * self._buffer.penalty_factor
+        penalty = self._penalty(task.num_tokens)
         extra = dict(reward.extra)
         if self._buffer.log:
             extra |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}

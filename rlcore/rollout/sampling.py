@@ -55,14 +55,18 @@ class SlotSampler:
         temperature: npt.NDArray[np.float32],
         do_sample: npt.NDArray[np.bool_],
         uniforms: npt.NDArray[np.float64],
+        top_p: npt.NDArray[np.float32],
+        top_k: npt.NDArray[np.int64],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Return token and log-prob per row.
+        """Return token and log-prob per row; log-probs are of the distribution that is not cut.
 
         Args:
             logits: [S, V], any floating point type.
             temperature: [S], above 0.
             do_sample: [S], False: the most likely token.
             uniforms: [S], in [0, 1).
+            top_p: [S], 0 < p <= 1: the fewest most likely tokens that hold this share.
+            top_k: [S], as many most likely tokens; 0: all.
         """
         scores = self._padded[:, : self._vocab_size]
         scores.copy_(logits)
@@ -71,18 +75,31 @@ class SlotSampler:
         scores.sub_(scores.amax(dim=-1, keepdim=True))
         best = None if do_sample.all() else scores.argmax(dim=-1)
         weights = scores.exp_()
+        cumulative = self._cumulative()
+        total = cumulative[:, -1]
+        cut = np.flatnonzero(do_sample & ((top_p < 1) | (top_k > 0)))
+        if len(cut):
+            rows = torch.from_numpy(cut)
+            weights[rows] = _most_likely(
+                weights[rows], torch.from_numpy(top_p[cut]), torch.from_numpy(top_k[cut])
+            )
+            cumulative = self._cumulative()
         if self._padded.shape[1] == _BLOCK:
-            cumulative = self._padded.cumsum(dim=-1, dtype=torch.float64)
             tokens = _first_above(cumulative, torch.from_numpy(uniforms) * cumulative[:, -1])
         else:
-            sums = self._padded.view(len(self._rows), -1, _BLOCK).sum(dim=-1)
-            cumulative = sums.cumsum(dim=-1, dtype=torch.float64)
             tokens = self._inverse_cdf(cumulative, torch.from_numpy(uniforms))
         if best is not None:
             tokens = torch.where(torch.from_numpy(do_sample), tokens, best)
         chosen = weights[self._rows, tokens].double()
-        log_probs = (chosen / cumulative[:, -1]).log_().float()
+        log_probs = (chosen / total).log_().float()
         return tokens.numpy(), log_probs.numpy()
+
+    def _cumulative(self) -> Tensor:
+        """Running sums of the probabilities, [S, V], or of their blocks where V is long."""
+        if self._padded.shape[1] == _BLOCK:
+            return self._padded.cumsum(dim=-1, dtype=torch.float64)
+        sums = self._padded.view(len(self._rows), -1, _BLOCK).sum(dim=-1)
+        return sums.cumsum(dim=-1, dtype=torch.float64)
 
     def _inverse_cdf(self, cumulative: Tensor, uniforms: Tensor) -> Tensor:
         """First token whose cumulative probability exceeds the uniform number: block, then place.
@@ -96,6 +113,22 @@ class SlotSampler:
         inside = self._padded.view(len(self._rows), -1, _BLOCK)[self._rows, block]
         place = _first_above(inside.cumsum(dim=-1, dtype=torch.float64), target)
         return block.mul_(_BLOCK).add_(place)
+
+
+def _most_likely(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Return [R, V] weights with 0 where a token is not among the most likely ones.
+
+    First the k most likely are kept, then of those the fewest that hold the share p: the token that
+    crosses it belongs to them (Holtzman et al. 2020, arXiv:1904.09751).
+    """
+    ordered, places = weights.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(weights.shape[1])
+    limit = torch.where(top_k > 0, top_k, weights.shape[1])[:, None]
+    ordered = ordered.masked_fill(ranks >= limit, 0.0)
+    before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
+    share = top_p.double()[:, None] * ordered.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    kept = ordered.masked_fill((before >= share) & (top_p < 1)[:, None], 0.0)
+    return torch.zeros_like(weights).scatter_(1, places, kept)
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:

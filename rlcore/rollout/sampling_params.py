@@ -7,8 +7,6 @@ from typing import Any, Self
 from rlcore.errors import ConfigError
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1, None),
-    "top_k": (-1, 0, None),
     "min_p": (0, None),
     "repetition_penalty": (1, None),
     "presence_penalty": (0, None),
@@ -34,6 +32,10 @@ class SamplingParams:
     """Scale of the distribution that is sampled and of the log-probs."""
     do_sample: bool = True
     """Sample; otherwise the most likely token is taken."""
+    top_p: float = 1.0
+    """Sample from the fewest most likely tokens that hold this share; log-probs are of all."""
+    top_k: int = 0
+    """Sample from as many most likely tokens; 0: from all."""
     seed: int = 0
     """Stream of random numbers, an unsigned 64-bit integer."""
     position: int = 0
@@ -61,6 +63,8 @@ class SamplingParams:
             max_tokens=int(values["max_tokens"]),
             temperature=temperature or 1.0,
             do_sample=bool(values.get("do_sample", True)) and temperature > 0,
+            top_p=_number(values, "top_p", 1.0),
+            top_k=max(0, int(_number(values, "top_k", 0))),
             seed=int(values.get("seed", 0)),
             position=int(values.get("position", 0)),
             stop_token_ids=tuple(int(i) for i in values.get("stop_token_ids") or ()),
@@ -81,6 +85,10 @@ def _problems_of(values: Mapping[str, Any]) -> list[str]:
     temperature = float(values.get("temperature", 1.0))
     if not 0 <= temperature < float("inf"):
         problems.append(f"temperature is {temperature}, must be a finite number from 0 on")
+    if not 0 < _number(values, "top_p", 1.0) <= 1:
+        problems.append(f"top_p is {values['top_p']}, must be above 0 and at most 1")
+    if _number(values, "top_k", 0) < -1:
+        problems.append(f"top_k is {values['top_k']}, must be -1 (all) or at least 1")
     if int(values.get("max_tokens", 0)) < 1:
         problems.append(f"max_tokens is {values.get('max_tokens')}, must be at least 1")
     if int(values.get("position", 0)) < 0:
@@ -90,3 +98,9 @@ def _problems_of(values: Mapping[str, Any]) -> list[str]:
     elif "seed" not in values and values.get("do_sample", True) and temperature > 0:
         problems.append("seed is missing: every sampled request needs its own")
     return problems
+
+
+def _number(values: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a setting that may be absent or None."""
+    value = values.get(name)
+    return default if value is None else float(value)

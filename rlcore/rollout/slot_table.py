@@ -37,6 +37,8 @@ class SlotTable:
         self.next_token = np.zeros(num_slots, dtype=np.int64)
         self.temperature = np.ones(num_slots, dtype=np.float32)
         self.do_sample = np.ones(num_slots, dtype=np.bool_)
+        self.top_p = np.ones(num_slots, dtype=np.float32)
+        self.top_k = np.zeros(num_slots, dtype=np.int64)
         self.seed = np.zeros(num_slots, dtype=np.uint64)
         self.turn_position = np.zeros(num_slots, dtype=np.int64)
         """Position in its turn of the token that is sampled next: the random counter."""
@@ -100,6 +102,8 @@ class SlotTable:
         self.next_token[slot] = prompt[-1]
         self.temperature[slot] = params.temperature
         self.do_sample[slot] = params.do_sample
+        self.top_p[slot] = params.top_p
+        self.top_k[slot] = params.top_k
         self.seed[slot] = params.seed
         self.turn_position[slot] = params.position - num_replayed
         self._done[slot] = 0

@@ -285,7 +285,12 @@ class TransformersEngine:
             use_cache=True,
         ).logits[:, -1]
         tokens, log_probs = self._sampler.sample(
-            logits, slots.temperature, slots.do_sample, uniform(slots.seed, slots.turn_position)
+            logits,
+            slots.temperature,
+            slots.do_sample,
+            uniform(slots.seed, slots.turn_position),
+            slots.top_p,
+            slots.top_k,
         )
         finished, num_sampled = slots.advance(tokens, log_probs, self._version)
         self._num_tokens += num_sampled

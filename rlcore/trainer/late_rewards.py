@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from rlcore.config import RunConfig
 from rlcore.data.dataset import index_of_uid
 from rlcore.errors import RewardError, RLCoreError, TransientError
-from rlcore.reward.function import Reward, RewardTask, make_task
+from rlcore.reward.function import NUM_SAMPLED, Reward, RewardTask, make_task
 from rlcore.reward.loop import RewardLoopManager
 from rlcore.trainer.prompt_source import PromptSource
 from rlcore.types import CallKey, PromptSpec, SampledBatch, SessionRecord
@@ -147,9 +147,9 @@ class LateScorer:
                 by_uid[uid].fields,
                 by_uid[uid].raw_prompt,
                 texts[record.keys[-1]],
-                num_tokens=record.tags[-1]["response_len"],
+                num_tokens=record.reward_extra[NUM_SAMPLED],
                 extra_info={
-                    **record.reward_extra,
+                    **_inputs(record.reward_extra),
                     "phase": "validate",
                     "global_steps": by_uid[uid].global_step,
                     "num_turns": record.num_turns,
@@ -180,9 +180,9 @@ class LateScorer:
             fields,
             fields["raw_prompt"],
             str(text),
-            num_tokens=len(response),
+            num_tokens=tag["reward_extra"][NUM_SAMPLED],
             extra_info={
-                **tag["reward_extra"],
+                **_inputs(tag["reward_extra"]),
                 "phase": "train",
                 "global_steps": global_step,
                 "num_turns": tag.get("num_turns", 2),
@@ -236,6 +236,11 @@ async def _score(
         return await asyncio.gather(*(score(task) for task in tasks))
     finally:
         await manager.close()
+
+
+def _inputs(reward_extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the agent loop tells the reward function."""
+    return {name: value for name, value in reward_extra.items() if name != NUM_SAMPLED}
 
 
 def _session(tag: Mapping[str, Any]) -> tuple[str, int]:

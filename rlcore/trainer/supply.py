@@ -45,7 +45,7 @@ def sample_policy(
     """
     sampler, filtering = config.trainer.v1.sampler, config.algorithm.filter_groups
     per_step = config.data.train_batch_size
-    metric = (filtering.metric or "reward") if filtering.enable else None
+    metric = filtering.metric if filtering.enable else None
     in_sync = not is_async and metric is not None
     return SamplePolicy(
         max_off_policy_threshold=sampler.max_off_policy_threshold if is_async else None,
@@ -125,7 +125,7 @@ def check_generated(config: RunConfig, *, fed_for_step: int, count: int) -> None
             f"{fed_for_step} prompts were generated for this step, {count} more are needed, over "
             f"algorithm.filter_groups.max_num_gen_batches={filtering.max_num_gen_batches} x "
             f"data.train_batch_size={config.data.train_batch_size}: most groups have the same "
-            f"{filtering.metric or 'reward'} in all sessions. Take easier or harder prompts, more "
+            f"{filtering.metric} in all sessions. Take easier or harder prompts, more "
             "sessions a prompt (rollout.n), or raise the limit"
         )
 

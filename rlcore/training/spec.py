@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from rlcore.algorithms.aggregate import AggMode
 from rlcore.config import RunConfig
+from rlcore.config.arguments import arguments
 from rlcore.training.loss_choice import loss_choice
 from rlcore.training.schedule import LearningRate
 
@@ -95,7 +96,6 @@ class TrainingSpec:
                 actor.optim, total_steps or config.trainer.total_training_steps
             ),
             dtype=actor.dtype,
-            temperature=rollout.temperature,
             betas=actor.optim.betas,
             weight_decay=actor.optim.weight_decay,
             grad_clip=actor.grad_clip,
@@ -110,12 +110,13 @@ class TrainingSpec:
             has_is_weights=loss.has_is_weights,
             has_train_mask=loss.has_train_mask,
             rejections=loss.rejections,
-            off_policy_delta=actor.policy_loss.off_policy_delta,
             loss_agg_mode=actor.loss_agg_mode,
-            loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
             entropy_coeff=actor.entropy_coeff,
             max_nonfinite_steps=config.trainer.max_nonfinite_steps,
             seed=config.seed,
             num_threads=config.num_threads,
             full_determinism=rollout.full_determinism,
+            off_policy_delta=arguments(config, "off_policy_sequence_mask")["delta"],
+            **arguments(config, "token_logp"),
+            **arguments(config, "agg_loss"),
         )

@@ -4,16 +4,17 @@ import json
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import psutil
 import pytest
 
 from rlcore.checkpoint_engine.segment_file import hold_segment
 from rlcore.doctor import examine_machine
-from rlcore.doctor.leftovers import check_leftovers
-from rlcore.doctor.machine import cores
+from rlcore.doctor.leftovers import check_leftovers, ray_without_driver
+from rlcore.doctor.machine import cores, disk, memory, shared_memory
 from rlcore.doctor.servers import prefect_server, ray_cluster, ray_token
-from rlcore.doctor.software import compare_versions
+from rlcore.doctor.software import compare_versions, python
 
 
 def test_this_machine():
@@ -29,12 +30,52 @@ def test_this_machine():
 def test_versions_that_clash_are_named():
     wanted = ["ray[default]<2.61,>=2.60", "torch>=2.13", "pytest>=8; extra == 'dev'", "absent"]
     installed = {"ray": "2.59.0", "torch": "2.13.0"}
-    found = compare_versions(wanted, installed.get)
+    found = compare_versions(wanted, installed.get, lambda _: [])
     assert [(f.subject, f.level) for f in found] == [("ray", "error"), ("absent", "error")]
     assert "2.59.0, but rollflow needs <2.61,>=2.60" in found[0].message
     assert found[1].message.startswith("not installed")
-    (fine,) = compare_versions(wanted[1:3], installed.get)
-    assert (fine.level, fine.message) == ("ok", "all 1 in the tested ranges")
+    (fine,) = compare_versions(wanted[1:3], installed.get, lambda _: [])
+    assert (fine.level, fine.message) == ("ok", "all 1 fit each other")
+
+
+def test_packages_that_clash_with_each_other_are_named():
+    needs = {"torch": ["sympy<2"], "sympy": ["mpmath>=1.3", "torch>=1"], "ray": ["mpmath<1.4"]}
+    installed = {"ray": "2.60", "torch": "2.13", "sympy": "1.14", "mpmath": "1.4.1"}
+    (found,) = compare_versions(["torch", "ray"], installed.get, lambda name: needs.get(name, []))
+    assert (found.level, found.subject) == ("error", "mpmath")
+    assert found.message == "1.4.1, but ray needs <1.4"
+
+
+def test_python_memory_and_disk(tmp_path):
+    assert python((3, 11)).level == "ok"
+    assert python((3, 14)).level == "error"
+    assert python((3, 10)).fix
+    assert memory(8 * 2**30).level == "ok"
+    assert memory(2**30).level == "warning"
+    assert "1.0 GiB free" in memory(2**30).message
+    assert "cannot be read" in shared_memory(tmp_path / "none").message
+    assert disk(tmp_path / "not" / "there").subject.endswith("not/there)")
+    assert disk(Path("/proc/self/runs")).message == "/proc/self is not writable"
+
+
+def test_little_space_is_told(tmp_path):
+    little = shared_memory(tmp_path, lambda _: 64 * 2**20)
+    assert (little.level, little.message[:12]) == ("warning", "0.1 GiB free")
+    assert "trainer.runs_root" in disk(tmp_path, lambda _: 2**30).fix
+    assert disk(tmp_path, lambda _: 2**40).level == "ok"
+
+
+def test_ray_clusters_without_a_driver():
+    found = list(
+        ray_without_driver(
+            [
+                {"name": "raylet", "ppid": 1, "pid": 7},
+                {"name": "raylet", "ppid": 30, "pid": 8},
+                {"name": "python", "ppid": 1, "pid": 9},
+            ]
+        )
+    )
+    assert [finding.message.partition(")")[0] for finding in found] == ["raylet (pid 7"]
 
 
 def test_cores():
@@ -103,6 +144,8 @@ def test_leftovers_of_dead_runs(tmp_path):
     run_json(runs, "reused", pid=me.pid, began=me.create_time() - 100)
     (runs / "broken").mkdir()
     (runs / "broken" / "run.json").write_text("{")
+    run_json(runs, "elsewhere", pid=2**22 + 1, began=1)
+    (runs / "elsewhere" / "run.holder").write_text("run elsewhere (pid 5 on another-host)\n")
     (shared / "rollflow-killed.weights").write_bytes(b"x")
     descriptor = hold_segment(shared / "rollflow-alive.weights")
     found = check_leftovers(runs, shared)

@@ -1,18 +1,28 @@
 """From keys to the arguments of algorithms: values, functions, README."""
 
+import ast
 import inspect
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 import rlcore.algorithms
 from rlcore.config import load_config
 from rlcore.config.actor import ActorConfig
-from rlcore.config.arguments import ARGUMENTS, GROUP_ESTIMATORS, arguments, keys_read_by
+from rlcore.config.arguments import (
+    ARGUMENTS,
+    ESTIMATORS,
+    GROUP_ESTIMATORS,
+    LOSSES,
+    arguments,
+    keys_read_by,
+)
 from rlcore.config.corrections import importance_weights, read_threshold, rejections
 from rlcore.config.deviations import DEVIATIONS
-from rlcore.config.docs import ROOT, SCHEMA_FILE, generated
+from rlcore.config.docs import ROOT, SCHEMA_FILE, generated, is_read
 from rlcore.config.names import kind_of
 from rlcore.config.schema import json_schema
 from rlcore.config.tree import all_fields, default_of, unit_of
@@ -121,12 +131,27 @@ def test_corrections_are_calls():
 
 @pytest.mark.parametrize("row", ARGUMENTS, ids=lambda row: f"{row.function}.{row.name}")
 def test_functions_take_the_arguments_that_the_table_gives_them(row):
-    function = getattr(rlcore.algorithms, row.function, None)
-    is_of_a_name_that_works = row.function in {"grpo", "ppo_loss", "agg_loss", "token_logp"}
-    assert function is not None or not is_of_a_name_that_works
-    if function is not None:
-        names = set(row.name.split(", "))
-        assert names <= set(inspect.signature(function).parameters), row
+    names = set(row.name.split(", "))
+    assert names <= set(inspect.signature(getattr(rlcore.algorithms, row.function)).parameters), row
+
+
+def asked_for():
+    """Functions whose arguments the product takes from the table, by the text of its calls."""
+    asked = {*ESTIMATORS.values(), *LOSSES.values()}  # estimator_settings, loss_settings
+    for path in Path(ROOT, "rlcore").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id == "arguments" and isinstance(node.args[1], ast.Constant):
+                    asked.add(node.args[1].value)
+                if node.func.id == "rejections":
+                    asked.add("rejection_mask")
+    return asked
+
+
+def test_what_the_table_says_is_read_is_read_through_it():
+    working = {row.function for row in ARGUMENTS if is_read(row)}
+    assert {"grpo", "ppo_loss", "agg_loss", "overlong_penalty"} <= working
+    assert working <= asked_for()
 
 
 def test_every_key_of_the_table_is_in_the_tree():
@@ -178,6 +203,17 @@ def test_schema_knows_units_limits_and_what_is_not_there():
     assert "not_yet" in config["use_kl_loss"]
     assert schema["additionalProperties"] is False
     assert "required" not in json.dumps(schema["$defs"]["DataConfig"])
+
+
+def test_presets_fit_the_schema():
+    validator = jsonschema.Draft202012Validator(json.loads((ROOT / SCHEMA_FILE).read_text()))
+    presets = sorted(Path(ROOT, "deployments", "runs").glob("*.yaml"))
+    assert presets
+    for path in presets:
+        tree = yaml.safe_load(path.read_text())
+        assert [error.message for error in validator.iter_errors(tree)] == [], path
+        wrong = {**tree, "data": {**tree["data"], "train_batch_size": "many", "sead": 1}}
+        assert len(list(validator.iter_errors(wrong))) == 2
 
 
 def test_presets_name_the_schema():

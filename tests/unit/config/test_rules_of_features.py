@@ -6,7 +6,7 @@ from rlcore.config.rules_algorithm import (
     bypass_has_a_loss_that_uses_it,
     critic_and_estimator_agree,
     estimator_and_loss_read_their_keys,
-    filter_has_a_metric,
+    filter_has_its_rewards,
     gdpo_names_its_rewards,
     group_has_two_sessions,
     lora_keys_need_a_rank,
@@ -73,7 +73,7 @@ def problems(rule, values, **more):
             "1 weights for 2",
         ),
         (
-            filter_has_a_metric,
+            filter_has_its_rewards,
             {
                 "algorithm.filter_groups.enable": True,
                 "algorithm.filter_groups.metric": "acc",

@@ -8,7 +8,7 @@ from rlcore.config.load import examine
 from rlcore.config.names import KINDS
 from rlcore.config.script import examine_script, read_script
 from rlcore.config.shell import read_commands, unknown_in
-from rlcore.config.tree import honoured_fields, markers
+from rlcore.config.tree import honoured_fields
 from rlcore.errors import ConfigError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "data" / "verl_scripts"
@@ -46,26 +46,23 @@ TABLE = {
     ),
     "dapo": (
         32,
-        4,
+        6,
         {
             "trainer.n_gpus_per_node",
             "trainer.nnodes",
             f"{A}actor.ulysses_sequence_parallel_size",
-            f"{A}model.override_config.attention_dropout",
             f"{A}rollout.name",
-            f"{A}rollout.val_kwargs.top_p",
         },
     ),
     "gspo": (
         18,
-        3,
+        4,
         {"trainer.n_gpus_per_node", f"{A}rollout.name"},
     ),
     "async": (
         18,
-        3,
+        4,
         {
-            "data.gen_batch_size",
             "trainer.n_gpus_per_node",
             "trainer.v1.trainer_mode",
             f"{A}rollout.checkpoint_engine.backend",
@@ -87,7 +84,6 @@ MISSING = {
         "trainer.critic_warmup",
     },
     "rloo": {"algorithm.use_kl_in_reward"},
-    "dapo": TABLE["dapo"][2] - {"trainer.n_gpus_per_node", "trainer.nnodes", f"{A}rollout.name"},
     "async": TABLE["async"][2] - {"trainer.n_gpus_per_node", f"{A}rollout.name"},
 }
 
@@ -133,10 +129,8 @@ def test_a_script_that_is_refused_names_the_features_that_are_missing(name):
 def test_no_script_is_refused_for_keys_that_are_honoured_by_now(name):
     # A name that is not there yet is the value of an honoured key.
     of_names = {kind.key for kind in KINDS}
-    of_values = {f"{A}rollout.val_kwargs.top_p"}
-    for key in MISSING[name] - of_names - of_values:
+    for key in MISSING[name] - of_names:
         assert key not in honoured_fields(), f"{name}.sh: {key} is honoured by now"
-        assert key in markers() or key not in honoured_fields()
 
 
 def test_where_a_script_says_nothing_verls_default_holds():
@@ -150,6 +144,40 @@ def test_where_a_script_says_nothing_verls_default_holds():
     # In verl a lone clip_ratio has no effect; in a preset of ours it has.
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.2)
     assert actor.loss_agg_mode == "token-mean"
+
+
+def test_what_has_no_effect_in_verl_either_is_no_problem():
+    found = examine_script(script_of("gspo"), shrunk(), HOME)
+    (notice,) = [text for text in found.satisfied if "clip_ratio_c" in text]
+    assert notice == (
+        f"{A}actor.clip_ratio_c=10.0: it has no effect with {A}actor.policy_loss.loss_mode=gspo"
+    )
+    assert found.examination.config.actor_rollout_ref.actor.clip_ratio_c == 3.0
+
+
+RS = "algorithm.rollout_correction.rollout_rs"
+
+
+def test_what_means_something_else_in_verl_is_said_in_our_terms():
+    words = [
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.max_num_gen_batches=10",
+        f"{RS}=\"'token_k1,seq_mean_k3'\"",
+        f"{RS}_threshold=\"'0.5_1.25, 0.01'\"",
+        "algorithm.adv_estimator=rloo_vectorized",
+    ]
+    needed = ["data.train_files=a", "data.val_files=b", f"{A}model.path=c"]
+    needed += [f"{A}actor.use_dynamic_bsz=true", f"{A}rollout.n=4"]
+    found = examine_script("\n".join([*needed, *words]), [], {})
+    config = found.examination.config
+    # verl bounds the inverse of the ratio: 1 / 1.25 and 1 / 0.5. It does not read the limit.
+    assert config.algorithm.rollout_correction.rollout_rs_threshold == "0.8_2,0.01"
+    assert config.algorithm.filter_groups.max_num_gen_batches == 0
+    assert config.algorithm.singleton == "zero"
+    told = [text.partition("=")[0] for text in found.satisfied]
+    assert {f"{RS}_threshold", "algorithm.filter_groups.max_num_gen_batches"} <= set(told)
+    listed = [text.partition("=")[0] for text in (*found.honoured, *found.satisfied)]
+    assert len(listed) == len(set(listed))
 
 
 def test_what_is_resolved_is_what_the_flow_gets():
@@ -192,6 +220,13 @@ def test_what_is_no_script(text, message):
         (f"{MAIN} ++a.b=$(date)", "a.b", "is not run"),
         (f"{MAIN} a.b=`date`", "a.b", "is not run"),
         (f"if true; then\nX=1\nfi\n{MAIN} a.b=$X", "a.b", "set in a condition"),
+        (f"f() {{ echo; }}\nif true; then X=1; fi\n{MAIN} a.b=$X", "a.b", "set in a condition"),
+        (f"if a; then if b; then c; fi; X=1; fi\n{MAIN} a.b=$X", "a.b", "set in a condition"),
+        (f"f() {{ X=1; }}\n{MAIN} a.b=$X", "a.b", "set in a condition"),
+        (f"[ -d x ] && X=1\n{MAIN} a.b=$X", "a.b", "set in a condition"),
+        (f"[ -d x ] ||\nX=1\n{MAIN} a.b=$X", "a.b", "set in a condition"),
+        (f"X=1 {MAIN} a.b=$X", "a.b", "variable X is not set"),
+        (f"{MAIN} -cn ppo_megatron_trainer a=1", "-cn", "are not read"),
         (f"{MAIN} a.b=$((1 / 0))", "a.b", "not computed"),
         (f"{MAIN} a.b=$((n ** 2))", "a.b", "not computed"),
         (f"{MAIN} a.b=${{X%.*}}", "a.b", "not followed"),
@@ -216,7 +251,11 @@ def test_what_cannot_be_followed_is_named(text, path, reason):
         ("pre$X", ["prex", "y"]),
         ('"$@" a "$*"', ["a"]),
         ('""', [""]),
-        ("A=1 cmd $A", ["cmd", "1"]),
+        ("A=1 cmd b; cmd ${A:-unset}", ["cmd", "unset"]),
+        ("A=0\nA=1 cmd $A", ["cmd", "0"]),
+        ("A=1 B=$A\ncmd $B", ["cmd", "1"]),
+        ("f() { echo; }\nN=1\ncmd $N", ["cmd", "1"]),
+        ("true && cmd a", ["cmd", "a"]),
         ("L=(a 'b c')\ncmd \"${L[@]}\"", ["cmd", "a", "b c"]),
         ("L=(a)\nL+=(b)\ncmd ${L[@]}", ["cmd", "a", "b"]),
         ("cmd ${NO:-fall back}", ["cmd", "fall", "back"]),

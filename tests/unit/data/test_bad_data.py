@@ -106,6 +106,17 @@ def template(text):
     return write
 
 
+def not_utf8(folder):
+    """Write a column that says it is text and is not."""
+    rows = good_rows(5)
+    sources = pa.array([b"x"] * 5 + [b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False)
+    table = pa.Table.from_pylist([*rows, row("bad")])
+    place = table.column_names.index("data_source")
+    table = table.set_column(place, "data_source", sources)
+    pq.write_table(table, folder / "train.parquet")
+    return {"data.train_files": str(folder / "train.parquet")}
+
+
 def both_missing(folder):
     return {"data.train_files": ["none-1.parquet", "none-2.parquet"], "data.val_files": "none-3"}
 
@@ -205,6 +216,8 @@ BAD_DATA = [
     ("trained and held out", held_out([row("new"), row("question 7")]),
      "1 held-out questions are in the training files too.*train.parquet row 7 and .*val.parquet "
      "row 1"),
+    ("a text that is no UTF-8", not_utf8, "train.parquet: a text in rows 0 to 5 is no UTF-8"),
+    ("a template that divides by zero", template("{{ 1 / 0 }}"), "the chat template refuses the"),
     ("fewer than a batch", parquet(good_rows(3)),
      "3 usable training prompts are fewer than one batch: data.train_batch_size=4"),
 ]  # fmt: skip

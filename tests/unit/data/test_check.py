@@ -1,3 +1,4 @@
+import re
 import shutil
 
 import pyarrow.parquet as pq
@@ -56,6 +57,25 @@ def test_every_agent_name_of_the_rows_is_an_agent_loop(make_config, tmp_path):
     first, second = str(caught.value).splitlines()
     assert "train.parquet row 1: unknown agent loop 'lost'; known: " in first
     assert "train.parquet row 4: unknown agent loop 'gone'" in second
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", "[1]", "must hold an object {...}, holds list"),
+        ("config.json", "{", "not JSON"),
+        ("generation_config.json", "nothing", "not JSON"),
+        ("generation_config.json", '{"eos_token_id": "</s>"}', "eos_token_id is '</s>', not a"),
+        ("tokenizer.json", '{"model": 3}', "no readable tokenizer"),
+        ("tokenizer.json", "", "no readable tokenizer"),
+    ],
+)
+def test_a_damaged_model_folder_is_refused(make_config, tmp_path, name, content, message):
+    folder = tmp_path / "model"
+    shutil.copytree(make_config().actor_rollout_ref.model.path, folder)
+    (folder / name).write_text(content)
+    with pytest.raises(DataError, match=f"{folder}.*{re.escape(message)}"):
+        check_data(make_config(actor_rollout_ref__model__path=str(folder)))
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ from rlcore.rollout.sampling import SlotSampler, uniform
 from rlcore.rollout.sampling_params import SamplingParams
 
 
-def _sample(sampler, logits, uniforms, temperature=1.0, do_sample=True):
+def _sample(sampler, logits, uniforms, temperature=1.0, do_sample=True, top_p=1.0, top_k=0):
     n = len(logits)
     return sampler.sample(
         logits,
         np.full(n, temperature, dtype=np.float32),
         np.full(n, do_sample),
         np.asarray(uniforms, dtype=np.float64),
+        np.broadcast_to(np.asarray(top_p, dtype=np.float32), n).copy(),
+        np.broadcast_to(np.asarray(top_k, dtype=np.int64), n).copy(),
     )
 
 
@@ -54,6 +56,36 @@ def test_inverse_cdf_takes_the_token_whose_interval_holds_the_number():
     assert tokens.tolist() == [0, 0, 1, 2, 3, 3]
     expected = np.log([0.1, 0.1, 0.2, 0.3, 0.4, 0.4])
     np.testing.assert_allclose(log_probs, expected, atol=1e-6)
+
+
+def test_top_p_and_top_k_keep_the_most_likely_tokens_of_their_row_alone():
+    # Probabilities 0.1, 0.2, 0.3, 0.4. A share of 0.7 is held by the last two (0.4 + 0.3), 0.71 by
+    # three; of the two most likely alone a share of 0.5 is held by the last (0.4 of 0.7).
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log().repeat(6, 1)
+    top_p, top_k = [0.69, 0.71, 1.0, 0.5, 1.0, 1e-6], [0, 0, 1, 2, 0, 0]
+    draws = np.linspace(0, 0.9999, 50)
+    seen = [set() for _ in top_p]
+    for draw in draws:
+        tokens, log_probs = _sample(
+            SlotSampler(6, 4), logits, np.full(6, draw), top_p=top_p, top_k=top_k
+        )
+        for row, token in enumerate(tokens.tolist()):
+            seen[row].add(token)
+            # Of the whole distribution, so that they can be compared with the trainer's.
+            assert log_probs[row] == pytest.approx(np.log([0.1, 0.2, 0.3, 0.4][token]), abs=1e-6)
+    assert seen == [{2, 3}, {1, 2, 3}, {3}, {3}, {0, 1, 2, 3}, {3}]
+
+
+@pytest.mark.parametrize("vocab_size", [200, 1000])
+def test_a_row_that_is_not_cut_does_not_notice_others_that_are(vocab_size):
+    logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(3))
+    draws = [0.1, 0.4, 0.7, 0.9]
+    tokens, log_probs = _sample(SlotSampler(4, vocab_size), logits, draws)
+    mixed, mixed_log_probs = _sample(
+        SlotSampler(4, vocab_size), logits, draws, top_p=[0.3, 1, 1, 1], top_k=[0, 5, 0, 0]
+    )
+    assert mixed[2:].tolist() == tokens[2:].tolist()
+    assert mixed_log_probs[2:].tobytes() == log_probs[2:].tobytes()
 
 
 @pytest.mark.parametrize("vocab_size", [5, 256, 1000])
@@ -108,11 +140,11 @@ def test_a_row_does_not_depend_on_the_others():
 
 def test_params_from_dict():
     params = SamplingParams.from_dict(
-        {"temperature": 0.7, "max_tokens": 9, "seed": 2**64 - 1, "position": 3, "top_p": 1.0,
+        {"temperature": 0.7, "max_tokens": 9, "seed": 2**64 - 1, "position": 3, "top_p": 0.8,
          "top_k": -1, "stop_token_ids": [4, 5], "do_sample": True}
     )  # fmt: skip
     assert params == SamplingParams(
-        max_tokens=9, temperature=0.7, seed=2**64 - 1, position=3, stop_token_ids=(4, 5)
+        max_tokens=9, temperature=0.7, top_p=0.8, seed=2**64 - 1, position=3, stop_token_ids=(4, 5)
     )
     greedy = SamplingParams.from_dict({"temperature": 0, "max_tokens": 1})
     assert not greedy.do_sample
@@ -122,9 +154,25 @@ def test_params_from_dict():
 def test_all_problems_of_params_are_listed():
     with pytest.raises(ConfigError) as caught:
         SamplingParams.from_dict(
-            {"top_p": 0.9, "temperature": -1, "max_tokens": 0, "beams": 2, "seed": -1}
+            {
+                "top_p": 1.5,
+                "top_k": -2,
+                "min_p": 0.1,
+                "temperature": -1,
+                "max_tokens": 0,
+                "beams": 2,
+                "seed": -1,
+            }
         )
-    for part in ("top_p=0.9", "temperature is -1", "max_tokens is 0", "unknown: beams", "seed is"):
+    for part in (
+        "min_p=0.1",
+        "top_p is 1.5",
+        "top_k is -2",
+        "temperature is -1",
+        "max_tokens is 0",
+        "unknown: beams",
+        "seed is",
+    ):
         assert part in str(caught.value)
 
 

@@ -30,6 +30,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, reward_ro
             "paid": extra_info["environment_reward"], "turns": extra_info["num_turns"],
             "index": extra_info["index"]}
 """
+INPUTS = {"environment_reward": 0.25}
 KEY = CallKey(run_id="r", attempt=1, global_step=2, phase="compute_reward")
 
 
@@ -84,7 +85,7 @@ def batch_of(texts, tokenizer):
         tags.append(
             {"uid": uid, "session_id": int(session), "num_turns": 4, "response_len": len(ids),
              "reward": 0.5 if is_scored else None,
-             "reward_extra": {"acc": 1.0} if is_scored else {"environment_reward": 0.25}}
+             "reward_extra": {"acc": 1.0} if is_scored else {**INPUTS, "num_sampled_tokens": len(ids) - 1}}
         )  # fmt: skip
     batch = SampledBatch(
         lease_id="l", global_step=2, inner_step=0, uids=["train-0-3-ab", "train-0-4-ab"],
@@ -133,7 +134,11 @@ def test_sessions_of_a_validation_are_scored_or_have_failed(config):
     prompts = PromptSource(config, "r")
     specs = prompts.val_specs(global_step=2)[:2]
     first, second = (spec.uid for spec in specs)
-    unscored = {"reward": None, "reward_extra": {"environment_reward": 1.0}, "is_unscored": True}
+    unscored = {
+        "reward": None,
+        "reward_extra": {"environment_reward": 1.0, "num_sampled_tokens": 5},
+        "is_unscored": True,
+    }
     settled = {
         first: [good_session(first, 0, **unscored), good_session(first, 1, **unscored)],
         second: [good_session(second, 0)],

@@ -11,6 +11,7 @@ python3 -m verl.trainer.main_ppo --config-name=ppo_trainer \
     actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \
     actor_rollout_ref.actor.clip_ratio_low=${CLIP_LOW} \
     actor_rollout_ref.actor.clip_ratio_high=${CLIP_HIGH} \
+    actor_rollout_ref.actor.clip_ratio_c=10.0 \
     actor_rollout_ref.actor.optim.lr=1e-6 \
     actor_rollout_ref.actor.ppo_mini_batch_size=128 \
     actor_rollout_ref.actor.use_dynamic_bsz=True \
