@@ -85,7 +85,8 @@ def batch_of(texts, tokenizer):
         tags.append(
             {"uid": uid, "session_id": int(session), "num_turns": 4, "response_len": len(ids),
              "reward": 0.5 if is_scored else None,
-             "reward_extra": {"acc": 1.0} if is_scored else {**INPUTS, "num_sampled_tokens": len(ids) - 1}}
+             "reward_extra": {"acc": 1.0} if is_scored
+             else {**INPUTS, "num_sampled_tokens": len(ids) - 1}}
         )  # fmt: skip
     batch = SampledBatch(
         lease_id="l", global_step=2, inner_step=0, uids=["train-0-3-ab", "train-0-4-ab"],
