@@ -32,7 +32,7 @@ class TextArenaGame:
             ) from error
         try:
             self._game = textarena.make(env_id=name.removesuffix(RAW) + RAW, **settings)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, ImportError) as error:
             raise DataError(f"textarena has no game {name!r} with {settings}: {error}") from error
 
     def reset(self, seed: int) -> Observation:
