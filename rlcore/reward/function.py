@@ -213,7 +213,7 @@ def _load(
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     asked = {key: make() for key, make in judge.items() if takes_all or key in parameters}
-    bound = partial(function, **asked, **kwargs)
+    bound = partial(function, **{**asked, **kwargs})
     try:
         inspect.signature(bound).bind(
             data_source="", solution_str="", ground_truth="", extra_info={}

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rlcore.data.tokenizer import encode_chat
@@ -166,7 +167,7 @@ class RewardModelServer:
             raise ConfigError("messages must be a list of {role, content}")
         try:
             ids = encode_chat(self._tokenizer, messages, {}, is_open=generates)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ConfigError(f"the chat template refuses the messages: {error}") from error
         self._check_length(ids)
         return ids
