@@ -8,6 +8,7 @@ would live on over the database that the next attempt opens.
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 START_S = 120
 STOP_S = 10.0
+NICENESS = 10
 LOOK_EVERY_S = 1.0
 
 _watchers: list[subprocess.Popen[bytes]] = []
@@ -53,6 +55,7 @@ def start_embedded_server() -> str:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if server.server_process is not None:
+        step_back(server.server_process.pid)
         watch(server.server_process.pid)
     threading.Thread(target=_keep_alive, args=(server,), name="server-keeper", daemon=True).start()
     return server.address
@@ -87,7 +90,14 @@ def _watch_next(server: Any, dead: "subprocess.Popen[bytes]") -> None:
     while server.server_process is dead and time.monotonic() < ends:
         time.sleep(0.01)
     if server.server_process is not dead:
+        step_back(server.server_process.pid)
         watch(server.server_process.pid)
+
+
+def step_back(pid: int) -> None:
+    """Let a server do what can wait (events, logs) when the trainer leaves a core idle."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).nice(NICENESS)
 
 
 def start_full_server(runs_root: str, port: int) -> str:

@@ -69,7 +69,14 @@ def connect_ray(config: RunConfig) -> bool:
         "runtime_env": {"env_vars": COMPUTE_ENVIRONMENT},
     }
     if address is None:
-        options |= {"address": "local", "num_cpus": config.ray.num_cpus, "include_dashboard": False}
+        options |= {
+            "address": "local",
+            "num_cpus": config.ray.num_cpus,
+            "include_dashboard": False,
+            # Ray's own choice is 15: whatever else runs would stop a thread of the trainer or the
+            # engine, and with it all that compute beside it and wait for it.
+            "_system_config": {"worker_niceness": 0},
+        }
     else:
         options["address"] = address
     try:
