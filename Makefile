@@ -46,7 +46,9 @@ docs: setup ## The README's tables and the JSON Schema of presets, from the code
 	$(BIN)/python -m rlcore.config.docs
 
 bench: model ## Measured ratios, ours against a baseline; see tests/bench/README.md
-	for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+	failed=; for bench in tests/bench/bench_*.py; do \
+	  echo "== $$bench"; $(BIN)/python $$bench || failed="$$failed $$bench"; \
+	done; test -z "$$failed" || { echo "missed or failed:$$failed"; exit 1; }
 
 setup: $(VENV)/.done ## Virtual environment with the tested versions
 

@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from flows.command_line import (
+from flows.command.check import check, check_env, doctor, schema
+from flows.command.command_line import (
     EXIT_CODES,
     FromVerl,
     MaybePreset,
@@ -22,24 +23,21 @@ from flows.command_line import (
     Preset,
     RunsRoot,
     checked_data,
+    prepare_prefect,
     run_flow,
     tell_notices,
     tell_summary,
     told_clearly,
 )
-from flows.commands_check import check, check_env, doctor, schema
-from flows.commands_deploy import deploy, serve
-from flows.commands_runs import export, rollback, runs, stop
-from flows.environment import (
+from flows.command.deploy import deploy, serve
+from flows.command.environment import (
     LOOPBACK,
     prefect_api_url,
     prefect_home,
-    prepare_prefect_environment,
     ui_environment,
 )
-from rlcore.errors import (
-    ConfigError,
-)
+from flows.command.runs import export, rollback, runs, stop
+from rlcore.errors import ConfigError
 
 app = typer.Typer(
     help="Post-train language models with reinforcement learning, as a Prefect workflow on Ray.",
@@ -56,7 +54,7 @@ def train(
 ) -> None:
     """Train: check everything, then run. Prints where the results are."""
     with told_clearly():
-        from flows.requests import read_request
+        from flows.command.run_request import read_request
 
         request = read_request(preset, overrides, from_verl)
         config = request.resolved()
@@ -65,7 +63,7 @@ def train(
         for line in checked_data(config).lines():
             typer.echo(line)
         runs_root = config.trainer.runs_root
-        prepare_prefect_environment(runs_root)
+        prepare_prefect(runs_root)
         from flows.train import train as train_flow
 
         if from_verl is not None:
@@ -136,7 +134,7 @@ def evaluate(
         values = overrides_as_dict(overrides or [])
         checked_data(resolved.config)
         runs_root = resolved.config.trainer.runs_root
-        prepare_prefect_environment(runs_root)
+        prepare_prefect(runs_root)
         from flows.evaluate_policy import evaluate_policy
 
         summary = run_flow(evaluate_policy, model=model, preset=preset, overrides=values)
@@ -170,7 +168,7 @@ def resume(
                 f"{meant.resolve()}; start the command in the folder the run was started in"
             )
         tell_notices(resolved.notices)
-        prepare_prefect_environment(resolved.config.trainer.runs_root)
+        prepare_prefect(resolved.config.trainer.runs_root)
         from flows.train import train as train_flow
 
         summary = run_flow(

@@ -24,14 +24,21 @@ KILL_S = 10.0
 )
 async def rollout_producer(index: int) -> dict[str, float]:
     """Keep AgentLoopWorker `index` alive until the run stops; return what it produced."""
-    return await Supervisor(active_run(), index).run()
+    return await Supervisor(active_run(), index, get_run_logger()).run()
 
 
 @contextlib.asynccontextmanager
-async def rollout_producers(run: ActiveRun) -> AsyncIterator[None]:
+async def rollout_producers(run: ActiveRun, *, kill_s: float = KILL_S) -> AsyncIterator[None]:
     """Run all producers beside the body, from when they are ready; end them with it.
 
     A producer that ends before the run does cancels the body, and its error is raised.
+
+    Args:
+        run: Whose producers.
+        kill_s: For a worker to be killed that has not drained within `run.drain_s`.
+
+    Raises:
+        RolloutError: a producer ended without an error of its own.
     """
     body = asyncio.current_task()
     ended: list[asyncio.Task[dict[str, float]]] = []
@@ -50,6 +57,7 @@ async def rollout_producers(run: ActiveRun) -> AsyncIterator[None]:
         yield
     except asyncio.CancelledError:
         run.drain_s = HURRIED_DRAIN_S
+        run.cluster.begin_end()
         if not ended or body is None:
             raise
         body.uncancel()
@@ -58,7 +66,7 @@ async def rollout_producers(run: ActiveRun) -> AsyncIterator[None]:
     finally:
         run.stop.set()
         # The drain deadline is the supervisor's; this one is for a supervisor that hangs.
-        _, late = await asyncio.wait(producers, timeout=run.drain_s + KILL_S)
+        _, late = await asyncio.wait(producers, timeout=run.drain_s + kill_s)
         for producer in late:
             producer.cancel()
         results = await asyncio.gather(*producers, return_exceptions=True)

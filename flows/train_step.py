@@ -45,6 +45,7 @@ async def run_step(run: ActiveRun, step: int) -> None:
             await run.phase(phase, batch, inner_step=inner_step)
     run.end_here_if_time_is_over()
     if run.is_save_due(step):
+        run.keep_metrics()
         await run.phase(SAVE_CHECKPOINT)  # its ledger is written as if the step were committed
     await run.phase(COMMIT_STEP)
     await run.hook("on_step_end")
@@ -55,15 +56,17 @@ async def run_step(run: ActiveRun, step: int) -> None:
 
 @flow(name="start_run", flow_run_name="start-after-{step:04d}", retries=0, persist_result=False)
 async def start_run(step: int) -> None:
-    """Publish the weights that the attempt starts from, and validate them if asked to."""
+    """Publish the weights that the attempt starts from; validate them if asked to, or if missed."""
+    del step
     run = active_run()
-    run.begin_step()
+    run.begin_start()
+    is_reported = run.is_start_reported()
     await run.hook("on_init_end")
     if run.is_first_validation_due():
         await validate(run)
     await run.hook("on_train_begin")
-    if step == 0 or run.config.trainer.val_only:
-        await run.end_step()  # of a later step there is a report already
+    if is_reported:
+        await run.end_step()
 
 
 @flow(name="save_run", flow_run_name="save-after-{step:04d}", retries=0, persist_result=False)

@@ -1,13 +1,11 @@
 """One attempt of a run while it lasts: what flows and hooks work with (`active_run()`)."""
 
 import asyncio
-import contextvars
 import logging
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +14,7 @@ from prefect.task_runners import TaskRunner
 
 from rlcore.cluster.start import Cluster
 from rlcore.config import RunConfig
+from rlcore.daemon_thread import DaemonThread
 from rlcore.errors import DeadlineExceededError
 from rlcore.tracking.curves import draw_curves, read_metrics
 from rlcore.trainer.base import PPOTrainer, TrainerResources
@@ -39,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 HOOK_FACTOR = 5
 """A hook may take this many deadlines of `update_weights`, which has three retries."""
+
+STEP_METRICS = "step_metrics"
+"""Where the trainer's state holds what a checkpoint knows of its step's report."""
 
 ACTIVE_RUN: ContextVar["ActiveRun"] = ContextVar("active_run")
 """Set by `tasks.lifecycle.open_run`; read it by `active_run()`."""
@@ -103,7 +105,7 @@ class ActiveRun:
             },
         )
         self._producers_ready = [asyncio.Event() for _ in range(self.num_producers)]
-        self._hooks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hooks")
+        self._hooks = DaemonThread("hooks")
         self.between_steps = BetweenSteps(
             flow_run_id=this_flow_run().flow_run_id,
             outage_s=config.trainer.prefect_outage_s,
@@ -114,6 +116,8 @@ class ActiveRun:
         self._step_seconds: deque[float] = deque(maxlen=HISTORY)
         self._inner_step = 0
         self._last_step = self.total_steps
+        self.lacks_report = False
+        """The step that the attempt starts from was saved and not reported."""
 
     @property
     def num_producers(self) -> int:
@@ -134,20 +138,25 @@ class ActiveRun:
         return self.key(phase, self._inner_step)
 
     async def hook(self, name: str) -> None:
-        """Run one of the trainer's hooks in the hooks' thread."""
-        context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
+        """Run one of the trainer's hooks in the hooks' thread, and wait for its end.
+
+        Raises:
+            DeadlineExceededError: it hangs; the thread does not keep the process alive.
+        """
         began = time.monotonic()
-        call = loop.run_in_executor(self._hooks, context.run, getattr(self.trainer, name))
+        waiting = asyncio.wrap_future(self._hooks.submit(getattr(self.trainer, name)))
         # Its phases' deadlines and retries lie within; this one is for a hook that hangs itself.
         deadline_s = HOOK_FACTOR * self.deadlines.for_phase("update_weights")
         try:
-            await asyncio.wait_for(call, deadline_s)
-        except TimeoutError:
-            raise DeadlineExceededError(
-                f"hook {name} of {type(self.trainer).__name__} did not return within "
-                f"{deadline_s:.0f} s (step {self.trainer.global_steps})"
-            ) from None
+            await asyncio.wait({waiting}, timeout=deadline_s)
+            if not waiting.done():
+                raise DeadlineExceededError(
+                    f"hook {name} of {type(self.trainer).__name__} did not return within "
+                    f"{deadline_s:g} s (step {self.trainer.global_steps})"
+                )
+            waiting.result()
+        finally:
+            waiting.cancel()  # whatever comes of it later, nobody waits for it
         self._metrics[f"timing_s/{name}"] = time.monotonic() - began
 
     async def phase(
@@ -226,9 +235,41 @@ class ActiveRun:
         return self.trainer.global_steps in CheckpointStore(self.folder).steps()
 
     def is_first_validation_due(self) -> bool:
-        """Whether the weights are validated before step 1."""
-        trainer = self.config.trainer
-        return (trainer.val_before_train and self.trainer.global_steps == 0) or trainer.val_only
+        """Whether the weights that the attempt starts from are validated first.
+
+        Those of step 1 if asked to. Those of a later step if theirs was due and is not known: the
+        attempt before died after checkpoint N and before validation N was reported.
+        """
+        trainer, step = self.config.trainer, self.trainer.global_steps
+        if trainer.val_only:
+            return True
+        if step == 0:
+            return trainer.val_before_train
+        return self.is_validation_due(step) and str(step) not in self.trainer.state["scores"]
+
+    def begin_start(self) -> None:
+        """Start the metrics of the step that the attempt starts from.
+
+        A report that is missing begins with what the checkpoint knows of its step.
+        """
+        self.begin_step()
+        kept = self.trainer.state.get(STEP_METRICS, {})
+        if self.lacks_report and kept.get("training/global_step") == self.trainer.global_steps:
+            self._metrics = dict(kept)
+            self._step_began -= kept["timing_s/step"]
+
+    def is_start_reported(self) -> bool:
+        """Whether the start of the attempt has a report: at step 0, or where one is missing."""
+        is_new = self.trainer.global_steps == 0 or self.config.trainer.val_only
+        return is_new or self.lacks_report or self.is_first_validation_due()
+
+    def keep_metrics(self) -> None:
+        """Give the step's metrics so far to its checkpoint: the report comes after it."""
+        self.trainer.state[STEP_METRICS] = {
+            **self._metrics,
+            "training/global_step": float(self.trainer.global_steps),
+            "timing_s/step": time.monotonic() - self._step_began,
+        }
 
     def begin_step(self) -> None:
         """Start the clock and the metrics of a step."""
@@ -252,10 +293,9 @@ class ActiveRun:
         await self.reporter.step(step, self._metrics)
 
     def close(self) -> None:
-        """Take the progress bar away, close trackers and the hooks' thread; say that it is over."""
+        """Close the hooks' thread; say that it is over."""
         self.reporter.event("run.ended", step=self.trainer.global_steps)
-        self.reporter.end()
-        self._hooks.shutdown(wait=False, cancel_futures=True)
+        self._hooks.close()
 
     async def wait_producers_ready(self) -> None:
         """Wait until every producer's worker claims prompts.

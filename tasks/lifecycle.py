@@ -17,7 +17,7 @@ from prefect.exceptions import Pause, TerminationSignal
 from rlcore.cluster.start import Cluster, hold_devices
 from rlcore.config import ResolvedConfig, resolve_config
 from rlcore.data.check import check_data
-from rlcore.tracking.curves import validation_scores
+from rlcore.tracking.curves import lacks_step, validation_scores
 from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore
 from rlcore.trainer.registered import check_registered
 from rlcore.trainer.run_folder import RunFolder, write_atomically
@@ -91,6 +91,7 @@ async def open_run(
         token = ACTIVE_RUN.set(run)
         stack.callback(ACTIVE_RUN.reset, token)
         stack.callback(run.close)
+        stack.push_async_exit(run.reporter.end)
         await run.reporter.begin(run.trainer.global_steps)
         with _noted(folder, attempt):
             yield run
@@ -119,7 +120,11 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
         folder.end_attempt(attempt, "cancelled" if by_a_person else "terminated")
         raise
     except TerminationSignal:
-        folder.end_attempt(attempt, "terminated", "the process was asked to end (SIGTERM)")
+        who = this_flow_run()
+        if who.deployment_id is not None and await was_cancelled(who):
+            folder.end_attempt(attempt, "cancelled")
+        else:
+            folder.end_attempt(attempt, "terminated", "the process was asked to end (SIGTERM)")
         raise
     except Pause:
         folder.end_attempt(attempt, "suspended")
@@ -155,7 +160,8 @@ async def _restore(run: ActiveRun, checkpoint: Checkpoint) -> None:
     await asyncio.to_thread(run.cluster.ledger.load_state_dict, key, content["ledger"])
     run.trainer.restore(content)
     # Checkpoint N was written before validation N and does not know its accuracy.
-    run.trainer.state["scores"] |= validation_scores(
-        run.folder.path / "metrics.jsonl", up_to_step=checkpoint.global_step
-    )
+    metrics, step = run.folder.path / "metrics.jsonl", checkpoint.global_step
+    scores = await asyncio.to_thread(validation_scores, metrics, up_to_step=step)
+    run.trainer.state["scores"] |= scores
+    run.lacks_report = await asyncio.to_thread(lacks_step, metrics, step)
     get_run_logger().info("continues from %s", checkpoint.path)

@@ -26,7 +26,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REQUEST_S = 30.0
-"""For one artifact; what is shown never holds the run up for longer."""
+"""For one artifact, or for the trackers; what is shown never holds the run up for longer."""
+
+FINISH_S = 60.0
+"""For trackers to send the rest after the last step."""
+
+CUT_SHORT_S = 3.0
+"""The same where a run fails or is cancelled: everything is to be free within 25 s."""
 
 TABLE_EVERY = 200
 """The metrics table is renewed every max(1, steps / TABLE_EVERY) steps."""
@@ -97,6 +103,7 @@ class Reporter:
     async def step(self, step: int, metrics: dict[str, float]) -> None:
         """Report a step that is complete, step 0 being the start."""
         self._tracking.log(metrics, step)
+        await self._tracking.settle(REQUEST_S)
         self._tell_of_failed_trackers()
         self._rows.append({"step": step, **_shown(metrics)})
         self._line(step, metrics)
@@ -149,10 +156,15 @@ class Reporter:
             payload=payload,
         )
 
-    def end(self) -> None:
-        """Take the bar away and close the trackers."""
+    async def end(self, error: type[BaseException] | None, *_: object) -> None:
+        """Take the bar away and close the trackers; briefly if an error ends the run.
+
+        Args:
+            error: As an exit stack passes it.
+        """
         self._progress.stop()
-        self._tracking.finish()
+        await self._tracking.finish(FINISH_S if error is None else CUT_SHORT_S)
+        self._tell_of_failed_trackers()
 
     def _line(self, step: int, metrics: dict[str, float]) -> None:
         text = "  ".join(f"{name} {value:.4g}" for name, value in _shown(metrics).items())

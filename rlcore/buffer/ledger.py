@@ -160,9 +160,13 @@ class Ledger(LedgerClaims):
     ) -> int:
         """Return how many prompts must be fed to replace evicted groups.
 
-        With `policy.max_in_flight` not more than keep that many pending and running.
+        With `policy.max_in_flight` not more than keep that many pending and running. Where the
+        surplus is discarded, none once a step's prompts are finished: what is in flight drains.
         """
         owed = self._state.partition(partition_id).num_owed
+        finished = self._state.partition(partition_id).counts["finished"]
+        if policy.discards_surplus and 0 < policy.prompts_per_step <= finished:
+            return 0
         if policy.max_in_flight is None:
             return owed
         counts = self._state.partition(partition_id).counts

@@ -142,10 +142,6 @@ class LedgerCore:
                 )
         return lines
 
-    def failure_metrics(self, partition_id: str) -> dict[str, float]:
-        """Return counts and share of failed sessions since the last sampled batch."""
-        return window_metrics(self._state.partition(partition_id))
-
     def state_dict(self, released_step: int | None = None) -> dict[str, Any]:
         """Return the state as plain values.
 

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 REQUIRED_COLUMNS = ("prompts", "responses", "response_mask")
 """What a whole row has at least."""
 
+MOST_QUARANTINED = 1_000
+"""Prompts in a row that may be of quarantined rows before the run ends."""
+
 RefillFn = Callable[[int], object]
 """Feeds so many further prompts to the ledger."""
 
@@ -57,6 +60,10 @@ class BatchSource(Protocol):
         """Return how many prompts replace groups that were evicted."""
         ...
 
+    def counts(self, partition_id: str) -> dict[str, int]:
+        """Return how many prompts were fed, and are in each state."""
+        ...
+
     def return_to_pending(self, key: CallKey, uids: Sequence[str]) -> None:
         """Run groups again whose rows are lost."""
         ...
@@ -87,6 +94,8 @@ class _Call:
     lease: bool
     num_refilled: int = 0
     num_returned: int = 0
+    num_quarantined: int = 0
+    """Refilled in a row while nothing was on its way afterwards: all of quarantined rows."""
 
     def left_s(self, what: str) -> float:
         """Return the seconds that are left.
@@ -312,10 +321,17 @@ class ReplayBuffer(PartitionViews):
                 "(no refill_fn)"
             )
         logger.info("%d groups of %s were evicted; as many prompts are fed", count, partition_id)
+        before = self.ledger.counts(partition_id)["fed"]
         call.refill_fn(count)
-        if self.ledger.needs_refill(partition_id, self.policy) >= count:
+        counts = self.ledger.counts(partition_id)
+        if counts["fed"] == before:
+            raise RolloutError(f"refill_fn was asked for {count} prompts and fed no new one")
+        # As many may be owed as before: other groups were evicted meanwhile.
+        on_their_way = counts["pending"] + counts["running"]
+        call.num_quarantined = 0 if on_their_way else call.num_quarantined + counts["fed"] - before
+        if call.num_quarantined >= MOST_QUARANTINED:
             raise RolloutError(
-                f"refill_fn was asked for {count} prompts and fed no new one, or only prompts of "
+                f"the last {call.num_quarantined} prompts that were fed to {partition_id} are of "
                 "rows that are quarantined because they failed again and again"
             )
         call.num_refilled += count

@@ -11,56 +11,20 @@ from ray.actor import ActorHandle
 
 from rlcore.agent_loop.rows import Row
 from rlcore.agent_loop.worker import AgentLoopWorker, WorkerStatus
-from rlcore.cluster.calls import await_reply, wait_for_reply
+from rlcore.cluster.calls import await_reply, kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.cluster.ray_replica import RayReplica
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import load_tokenizer
-from rlcore.errors import (
-    ActorUnavailableError,
-    DeadlineExceededError,
-    RolloutError,
-    TransientError,
-)
+from rlcore.errors import ActorUnavailableError, RolloutError, TransientError
 from rlcore.reward.loop import RewardLoopManager
 from rlcore.reward.model import scores_later
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.router import Router
-from rlcore.types import PromptSpec, SessionRecord, TokenOutput
+from rlcore.types import PromptSpec, SessionRecord
 from rlcore.user_code import load_user_modules
 
 logger = logging.getLogger(__name__)
-
-PARTIAL_DEADLINE_S = 10.0
-
-
-class RayReplica:
-    """A replica actor as the router's client needs it."""
-
-    def __init__(self, name: str, handle: ActorHandle) -> None:
-        self._name = name
-        self._handle = handle
-
-    async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
-    ) -> TokenOutput:
-        """See LLMServer.generate; the session's deadline is round it."""
-        reply = self._handle.generate.remote(request_id, prompt_ids, sampling_params)
-        try:
-            return await await_reply(reply, what=f"{self._name}.generate", deadline_s=None)
-        except asyncio.CancelledError:
-            # The session is over; its slot must not go on.
-            ray.cancel(reply)
-            raise
-
-    async def partial(self, request_id: str) -> TokenOutput | None:
-        """See LLMServer.partial; None also when the replica is too busy to tell."""
-        reply = self._handle.partial.remote(request_id)
-        try:
-            return await await_reply(
-                reply, what=f"{self._name}.partial", deadline_s=PARTIAL_DEADLINE_S
-            )
-        except DeadlineExceededError:
-            return None
 
 
 class RayWorkerLedger:
@@ -263,7 +227,7 @@ class AgentLoopWorkerHandle:
 
     def kill(self) -> None:
         """Kill the process; one that is dead already is fine."""
-        ray.kill(self._actor, no_restart=True)
+        kill_actor(self._actor)
 
     async def _call(self, method: str, *args: Any, deadline_s: float) -> Any:
         what = f"{self.worker_id}.{method}"
@@ -277,4 +241,4 @@ class AgentLoopWorkerHandle:
 
 
 def _wrap(replicas: Mapping[str, ActorHandle]) -> dict[str, RayReplica]:
-    return {name: RayReplica(name, handle) for name, handle in replicas.items()}
+    return {name: RayReplica(handle, name) for name, handle in replicas.items()}

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlcore.errors import ActorUnavailableError, DeadlineExceededError, RLCoreError
@@ -34,6 +35,15 @@ def wait_for_reply(reply: ray.ObjectRef, *, what: str, deadline_s: float) -> Any
         if isinstance(cause, RLCoreError):
             raise cause from error
         raise
+
+
+def kill_actor(handle: ActorHandle) -> None:
+    """Kill an actor's process for good; one that is dead already is fine.
+
+    Once Ray has ended in this process nothing is left to kill, and a call would start Ray anew.
+    """
+    if ray.is_initialized():
+        ray.kill(handle, no_restart=True)
 
 
 async def await_reply(reply: ray.ObjectRef, *, what: str, deadline_s: float | None) -> Any:

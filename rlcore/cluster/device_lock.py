@@ -1,7 +1,9 @@
 """The device lock: one training run per set of devices, and a name for who holds them.
 
-A local cluster of ours is guarded by a file lock of this machine's user; a shared cluster by a
-named Ray actor, which dies with its driver. Taken before anything else is started.
+A local cluster of ours is guarded by a file lock of one user in one folder for temporary files: two
+users, or two values of TMPDIR, do not exclude each other, and the message names the file. A shared
+cluster is guarded by a named Ray actor, which dies with its driver. Taken before anything else is
+started.
 """
 
 import asyncio
@@ -62,15 +64,31 @@ async def waited_lock(
 
 
 def local_device_lock(holder: str, folder: Path | None = None) -> HeldLock:
-    """Return the lock of this machine's devices, for a cluster that this process starts.
+    """Return the lock of this user's devices, for a cluster that this process starts.
 
     Args:
         holder: Who asks, as others will read it.
         folder: Where the lock's file lies; None: a folder of this user's for temporary files.
+
+    Raises:
+        DeviceLockError: the folder cannot be used, or is another user's.
     """
     folder = folder or Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return HeldLock(folder / "devices.lock", holder=holder, what="this machine's devices")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        owner = folder.stat().st_uid
+    except OSError as error:
+        raise DeviceLockError(
+            f"the devices cannot be locked in {folder}: {error.strerror}; set TMPDIR to a folder "
+            "that you may write to"
+        ) from error
+    if owner != os.getuid():
+        raise DeviceLockError(
+            f"the devices cannot be locked in {folder}: it belongs to user {owner} and you are "
+            f"user {os.getuid()}; remove it, or set TMPDIR to another folder"
+        )
+    path = folder / "devices.lock"
+    return HeldLock(path, holder=holder, what=f"the devices (lock {path})")
 
 
 @ray.remote(num_cpus=0, max_restarts=0)

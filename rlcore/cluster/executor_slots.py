@@ -61,6 +61,8 @@ class Slot:
     busy_since: float = 0.0
     num_start_failures: int = 0
     start_error: str = ""
+    is_lost: bool = False
+    """Nobody can use it any more: its process did not die, or none can be started."""
 
     @property
     def source(self) -> str:
@@ -68,6 +70,8 @@ class Slot:
         return f"executor-{self.index}.{self.generation}"
 
     def __str__(self) -> str:
+        if self.is_lost:
+            return f"{self.info or self.source} is lost: {self.start_error}"
         if self.info is None:
             return f"{self.source} starts{f' after {self.start_error}' if self.start_error else ''}"
         if self.key is None:
@@ -173,7 +177,7 @@ class ExecutorSlots:
 
         Raises:
             DeadlineExceededError: none became idle; says who holds them.
-            ExecutorDiedError: the pool was closed, or no executor can be started.
+            ExecutorDiedError: the pool was closed, or no executor is left.
         """
         _ = self.log_server
         waiter: concurrent.futures.Future[Slot] = concurrent.futures.Future()
@@ -231,15 +235,25 @@ class ExecutorSlots:
             if self._on_fence is not None:
                 self._on_fence(key)
         finally:
+            self._kill_and_replace(slot)
+
+    def _kill_and_replace(self, slot: Slot) -> None:
+        is_dead = False
+        try:
             self._kill(slot)
-            self._replace(slot)
+            is_dead = True
+        finally:
+            if not is_dead:  # its process may still run the old body: none takes its place
+                slot.start_error = slot.start_error or "it could not be killed"
+                self._lose(slot)
+        self._replace(slot)
 
     def _kill(self, slot: Slot) -> None:
         if slot.actor is None or not ray.is_initialized():
             return  # the processes of a cluster that is shut down die with it
         ray.kill(slot.actor, no_restart=True)
         if slot.info is not None and not self._is_dead(slot):
-            slot.start_error = f"{slot.info} did not die"
+            slot.start_error = "it did not die when it was killed"
             raise RLCoreError(
                 f"{slot.info} did not die within {self.limits.death_deadline_s:g} s of being "
                 "killed; its phase is not retried, since the old body may still run"
@@ -286,18 +300,25 @@ class ExecutorSlots:
                 timer.daemon = True
                 timer.start()
                 return
-        try:
-            self._check_not_lost()
-        except ExecutorDiedError as exc:
-            with self._lock:
-                waiters = [*self._waiters]
+        self._lose(slot)
+
+    def _lose(self, slot: Slot) -> None:
+        """Give a place up; with the last one, those who wait hear of it."""
+        with self._lock:
+            slot.is_lost = True
+            try:
+                self._check_not_lost()
+            except ExecutorDiedError as exc:
+                waiters, failure = [*self._waiters], exc
                 self._waiters.clear()
-            for waiter in waiters:
-                waiter.set_exception(exc)
+            else:
+                return
+        for waiter in waiters:
+            waiter.set_exception(failure)
 
     def _check_not_lost(self) -> None:
-        if all(slot.num_start_failures >= MAX_START_FAILURES for slot in self._slots):
-            raise ExecutorDiedError("no executor can be started: " + "; ".join(self.status()))
+        if all(slot.is_lost for slot in self._slots):
+            raise ExecutorDiedError("no executor is left: " + "; ".join(self.status()))
 
     def _ready(self, slot: Slot, info: ExecutorInfo) -> None:
         slot.info, slot.process = info, _local_process(info)

@@ -211,10 +211,6 @@ class LedgerActor:
         """See Ledger.overdue."""
         return self._ledger.overdue(partition_id)
 
-    async def failure_metrics(self, partition_id: str) -> dict[str, float]:
-        """See Ledger.failure_metrics."""
-        return self._ledger.failure_metrics(partition_id)
-
     async def check_conservation(self) -> None:
         """See Ledger.check_conservation."""
         self._ledger.check_conservation()
@@ -399,10 +395,6 @@ class LedgerClient:
     def overdue(self, partition_id: str) -> list[str]:
         """See Ledger.overdue."""
         return self._call("overdue", partition_id)
-
-    def failure_metrics(self, partition_id: str) -> dict[str, float]:
-        """See Ledger.failure_metrics."""
-        return self._call("failure_metrics", partition_id)
 
     def check_conservation(self) -> None:
         """See Ledger.check_conservation."""

@@ -4,18 +4,18 @@ The actor is a thin shell round `rlcore.rollout.server.LLMServer`. Generation an
 concurrency groups of their own: a control call is never queued behind thousands of requests.
 """
 
-import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.calls import await_reply, wait_for_reply
+from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.cluster.ray_replica import RayReplica
 from rlcore.config import RunConfig
-from rlcore.rollout.engine import ENGINES, Engine, EngineSpec
+from rlcore.rollout.engine import Engine, EngineSpec, build_engine
 from rlcore.rollout.server import LLMServer, ServerDeadlines
 from rlcore.types import CallKey, TokenOutput, WeightMeta
 from rlcore.user_code import load_user_modules
@@ -55,7 +55,7 @@ class LLMServerActor:
         def make_engine() -> Engine:
             # Here, not above: what a constructor raises reaches the driver as a dead actor only.
             load_user_modules(user_modules)
-            return ENGINES.get(spec.name)(spec)
+            return build_engine(spec)
 
         self._server = LLMServer(
             make_engine, run_id=run_id, attempt=attempt, name=name, deadlines=deadlines
@@ -139,7 +139,7 @@ class LLMServerActor:
         await self._server.close()
 
 
-class ReplicaClient:
+class ReplicaClient(RayReplica):
     """Facade over a replica's Ray handle; picklable.
 
     `generate` and `partial` are coroutines; control calls block, with a deadline. Errors arrive as
@@ -160,34 +160,10 @@ class ReplicaClient:
         deadlines: ServerDeadlines,
     ) -> None:
         """Wrap `handle`; calls may take REPLY_S more than the replica's own deadlines."""
-        self.handle = handle
-        self.name = name
+        super().__init__(handle, name)
         self._control_deadline_s = deadlines.control_s + REPLY_S
         self._load_deadline_s = deadlines.load_s + REPLY_S
         self._drain_deadline_s = deadlines.control_s + deadlines.request_s + REPLY_S
-
-    async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
-    ) -> TokenOutput:
-        """Sample a response; cancelling the caller ends the request in the replica too.
-
-        Raises:
-            ActorUnavailableError: the replica died.
-            RLCoreError: as LLMServer.generate.
-        """
-        reply = self.handle.generate.remote(request_id, prompt_ids, sampling_params)
-        try:
-            return await await_reply(reply, what=f"{self.name}.generate", deadline_s=None)
-        except asyncio.CancelledError:
-            ray.cancel(reply)
-            raise
-
-    async def partial(self, request_id: str) -> TokenOutput | None:
-        """Return what a request has sampled so far; None for an unknown one."""
-        reply = self.handle.partial.remote(request_id)
-        return await await_reply(
-            reply, what=f"{self.name}.partial", deadline_s=self._control_deadline_s
-        )
 
     def abort(self, key: CallKey) -> int:
         """End what runs and close the gate; return how many requests were ended."""
@@ -238,7 +214,7 @@ class ReplicaClient:
 
     def kill(self) -> None:
         """End the replica's process."""
-        ray.kill(self.handle)
+        kill_actor(self.handle)
 
     def _get(self, reply: Any, what: str, deadline_s: float | None = None) -> Any:
         deadline_s = self._control_deadline_s if deadline_s is None else deadline_s
@@ -280,9 +256,22 @@ def start_replica(
 
 
 def start_replicas(
-    config: RunConfig, *, run_id: str, attempt: int, log_address: LogAddress | None = None
+    config: RunConfig,
+    *,
+    run_id: str,
+    attempt: int,
+    log_address: LogAddress | None = None,
+    on_created: Callable[[str, ReplicaClient], None] | None = None,
 ) -> dict[str, ReplicaClient]:
     """Start the replicas of a run side by side and wait until all are ready.
+
+    Args:
+        config: Of the run.
+        run_id: Whose calls they admit.
+        attempt: Fencing token.
+        log_address: Where their log records go.
+        on_created: Gets name and replica before its model is loaded, to be able to end it
+            meanwhile.
 
     Raises:
         ConfigError: the engine cannot run the model.
@@ -290,20 +279,21 @@ def start_replicas(
         ActorUnavailableError: one died while it started.
     """
     spec = EngineSpec.from_config(config)
-    names = [f"replica-{i}" for i in range(config.actor_rollout_ref.rollout.num_replicas)]
-    replicas = {
-        name: start_replica(
-            spec,
-            run_id=run_id,
-            attempt=attempt,
-            name=name,
-            deadlines=ServerDeadlines.from_config(config),
-            user_modules=config.trainer.user_modules,
-            log_address=log_address,
-        )
-        for name in names
-    }
+    replicas: dict[str, ReplicaClient] = {}
     try:
+        for i in range(config.actor_rollout_ref.rollout.num_replicas):
+            name = f"replica-{i}"
+            replicas[name] = start_replica(
+                spec,
+                run_id=run_id,
+                attempt=attempt,
+                name=name,
+                deadlines=ServerDeadlines.from_config(config),
+                user_modules=config.trainer.user_modules,
+                log_address=log_address,
+            )
+            if on_created is not None:
+                on_created(name, replicas[name])
         for replica in replicas.values():
             replica.wait_ready(config.deadlines.start)
     except BaseException:

@@ -19,7 +19,7 @@ from ray.exceptions import ActorUnavailableError as ActorRestartingError
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from rlcore.buffer.tenants import Tenant, Tenants
-from rlcore.cluster.calls import wait_for_reply
+from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.errors import ConfigError, DataError, DeadlineExceededError, DeviceLockError
 from rlcore.types import CallKey
 
@@ -228,7 +228,7 @@ def start_queue_host(
         )
     except BaseException:
         if is_new:
-            ray.kill(handle, no_restart=True)
+            kill_actor(handle)
         raise
     wait_for_reply(
         handle.acquire.remote(run_id, attempt, shared, witness),
@@ -254,7 +254,7 @@ def stop_queue_host(run_id: str, attempt: int, *, deadline_s: float = 20.0) -> N
     )
     if remaining:
         return
-    ray.kill(handle, no_restart=True)
+    kill_actor(handle)
     _wait_until_controller_is_gone(run_id, ends - time.monotonic())
 
 

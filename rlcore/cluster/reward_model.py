@@ -6,7 +6,7 @@ The replicas are those of the policy's kind with a spec of their own; nobody upd
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -120,9 +120,21 @@ class RewardModel:
 
 
 def start_reward_model(
-    config: RunConfig, *, run_id: str, attempt: int, log_address: LogAddress | None = None
+    config: RunConfig,
+    *,
+    run_id: str,
+    attempt: int,
+    log_address: LogAddress | None = None,
+    on_created: Callable[[str, Callable[[], None]], None] | None = None,
 ) -> RewardModel:
     """Start the replicas side by side and, when they are ready, the router.
+
+    Args:
+        config: Of the run.
+        run_id: Whose calls they admit.
+        attempt: Fencing token.
+        log_address: Where their log records go.
+        on_created: Gets the name of all and what ends them, before a model is loaded.
 
     Raises:
         ConfigError: the folder holds no such model, tokenizer or chat template.
@@ -143,6 +155,9 @@ def start_reward_model(
         for name in (f"{NAME}-{i}" for i in range(config.reward.reward_model.rollout.num_replicas))
     }
     router: Any = RewardRouterActor.remote(config, log_address)
+    created = RewardModel(router, replicas, "")
+    if on_created is not None:
+        on_created(NAME, created.kill)
     try:
         for replica in replicas.values():
             replica.wait_ready(config.deadlines.start)
@@ -153,7 +168,7 @@ def start_reward_model(
             deadline_s=config.deadlines.start,
         )
     except BaseException:
-        RewardModel(router, replicas, "").kill()
+        created.kill()
         raise
     logger.info("the reward model answers at %s: %s", address, spec)
     found = RewardModel(router, replicas, address)

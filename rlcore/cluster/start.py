@@ -7,6 +7,7 @@ Cluster.shutdown  the reverse; what belongs to the run is dead when it returns
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import logging
 import time
@@ -17,8 +18,9 @@ import ray
 
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
-from rlcore.cluster.calls import wait_for_reply
+from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
+from rlcore.cluster.ends import Ends
 from rlcore.cluster.executor import ExecutorPool, PoolLimits
 from rlcore.cluster.ledger import LedgerClient, start_ledger
 from rlcore.cluster.llm_server import ReplicaClient, start_replicas
@@ -27,6 +29,7 @@ from rlcore.cluster.reward_model import RewardModel, start_reward_model
 from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig
+from rlcore.daemon_thread import DaemonThread, in_daemon_thread
 from rlcore.errors import ConfigError, TransientError
 from rlcore.trainer.run_folder import RunFolder
 from rlcore.types import CallKey
@@ -43,8 +46,14 @@ RESOURCES_S = 5.0
 GIVE_UP_S = 5.0
 """How long a collaborator may take to refuse a try from then on."""
 
-START_CANCEL_S = 20.0
-"""How long a cancelled start waits for what it has begun, before it ends it."""
+END_S = 20.0
+"""For everything to end, whatever hangs: a cancelled run has 25 s from the cancel to its exit."""
+
+RAY_END_S = 4.0
+"""How much of END_S is kept for Ray itself."""
+
+HOST_END_S = 15.0
+"""For the queue's actors to be gone; within END_S - RAY_END_S."""
 
 QUEUE_CPUS = 1 + NUM_STORAGE_UNITS
 """Logical CPUs that TransferQueue's controller and storage ask for; our own actors ask for none."""
@@ -154,7 +163,14 @@ async def hold_devices(config: RunConfig, holder: str) -> AsyncIterator[None]:
             yield
     finally:
         if joined:
-            ray.shutdown()
+            await _leave_ray()
+
+
+async def _leave_ray() -> None:
+    """Leave the cluster, beside the loop: Ray waits for its own threads."""
+    leaving = Ends(budget_s=RAY_END_S, last_s=RAY_END_S)
+    leaving.set_last("Ray", ray.shutdown)
+    await leaving.run()
 
 
 def import_trainer() -> None:
@@ -191,7 +207,9 @@ class Cluster:
         self.replicas: dict[str, ReplicaClient] = {}
         self.reward_model: RewardModel | None = None
         self._collaborators: dict[str, Any] = {}
-        self._undo = contextlib.AsyncExitStack()
+        self._starting: dict[asyncio.Future[Any], str] = {}
+        self._ends = Ends(budget_s=END_S, last_s=RAY_END_S)
+        self._ray = DaemonThread("ray")  # with its end those of Ray's processes would come
 
     async def start(self) -> None:
         """Start everything, side by side; what has started is ended if something fails.
@@ -200,8 +218,8 @@ class Cluster:
             ConfigError: the Ray cluster is too small or belongs to another run.
             DeadlineExceededError: an actor is not ready within `deadlines.start`; names it.
         """
-        if await asyncio.to_thread(connect_ray, self.config):
-            self._undo.callback(ray.shutdown)
+        self._starting[connected := asyncio.wrap_future(self._ray.submit(self._connect))] = "Ray"
+        await _all_done(connected)
         self.executors = ExecutorPool(
             NUM_EXECUTORS,
             user_modules=self.config.python_files,
@@ -209,23 +227,21 @@ class Cluster:
             limits=PoolLimits(start_deadline_s=self.config.deadlines.start),
         )
         self._at_end("executors", self.executors.close)
-        await asyncio.to_thread(self.executors.start)
-        starters = [self._start_buffer, self._start_training, self._start_replicas]
-        if self.config.reward.reward_model.enable:
-            starters.append(self._start_reward_model)
-        starting = [
-            *(asyncio.ensure_future(asyncio.to_thread(start)) for start in starters),
-            *(asyncio.ensure_future(self._warm_up_executor()) for _ in range(NUM_EXECUTORS)),
-        ]
-        try:
-            started = await asyncio.gather(*starting, return_exceptions=True)
-        except asyncio.CancelledError:
-            # A thread cannot be cancelled; it must not register an end after the ends have run.
-            await asyncio.wait(starting, timeout=START_CANCEL_S)
-            raise
-        for failure in started:
-            if isinstance(failure, BaseException):
-                raise failure
+        await _all_done(self._begin(self.executors.start, "executors"))
+        warm_ups = [asyncio.ensure_future(self._warm_up_executor()) for _ in range(NUM_EXECUTORS)]
+        self._starting.update((job, "the warm-up of an executor") for job in warm_ups)
+        reward_models = (
+            [self._begin(self._start_reward_model, "reward model")]
+            if self.config.reward.reward_model.enable
+            else []
+        )
+        await _all_done(
+            *reward_models,
+            self._begin(self._start_buffer, "ledger and queue"),
+            self._begin(self._start_training, "trainer"),
+            self._begin(self._start_replicas, "replicas"),
+            *warm_ups,
+        )
         self._collaborators = {
             "ledger": self.ledger.handle,
             **{f"trainer rank {i}": handle for i, handle in enumerate(self.training.handles)},
@@ -237,6 +253,16 @@ class Cluster:
             self.replicas,
             backend=self.config.actor_rollout_ref.rollout.checkpoint_engine.backend,
         )
+
+    def _begin(self, start: Callable[[], None], what: str) -> asyncio.Future[Any]:
+        """Start something in a thread that neither a cancel nor the process's end waits for."""
+        job = asyncio.wrap_future(in_daemon_thread(start, name=f"start of {what}"))
+        self._starting[job] = f"the start of {what}"
+        return job
+
+    def _connect(self) -> None:
+        if connect_ray(self.config):
+            self._ends.set_last("Ray", ray.shutdown)
 
     def _give_up(self, key: CallKey) -> None:
         """Let every collaborator refuse a try whose executor is about to be killed.
@@ -273,7 +299,7 @@ class Cluster:
             max_failure_ratio=self.config.reward.max_failure_ratio,
             capacity=self.config.transfer_queue.backend.SimpleStorage.total_storage_size,
         )
-        self._at_end("ledger", ray.kill, self.ledger.handle)
+        self._at_end("ledger", kill_actor, self.ledger.handle)
         self.queue_host = start_queue_host(
             run_id,
             self.attempt,
@@ -282,7 +308,8 @@ class Cluster:
             deadline_s=deadlines.queue,
             start_s=deadlines.start,
         )
-        self._at_end("queue host", stop_queue_host, run_id, self.attempt)
+        stop = functools.partial(stop_queue_host, deadline_s=HOST_END_S)
+        self._at_end("queue host", stop, run_id, self.attempt)
 
     def _start_training(self) -> None:
         self.training = start_training_group(
@@ -292,8 +319,8 @@ class Cluster:
             folder=self.folder.path,
             total_steps=self.total_steps * self._inner_steps(),
             log_address=self.executors.log_address,
+            on_created=lambda group: self._at_end("trainer", group.stop),
         )
-        self._at_end("trainer", self.training.stop)
 
     def _inner_steps(self) -> int:
         # Imported here: modes import this package's clients.
@@ -308,9 +335,8 @@ class Cluster:
             run_id=self.folder.run_id,
             attempt=self.attempt,
             log_address=self.executors.log_address,
+            on_created=lambda name, replica: self._at_end(name, replica.kill),
         )
-        for name, replica in self.replicas.items():
-            self._at_end(name, replica.kill)
 
     def _start_reward_model(self) -> None:
         self.reward_model = start_reward_model(
@@ -318,23 +344,25 @@ class Cluster:
             run_id=self.folder.run_id,
             attempt=self.attempt,
             log_address=self.executors.log_address,
+            on_created=lambda name, kill: self._at_end(name, kill),
         )
-        self._at_end("reward model", self.reward_model.kill)
 
     def _at_end(self, what: str, action: Callable[..., Any], *args: Any) -> None:
-        """Do `action` at the end; a process that is dead already is what was wanted."""
+        """Do `action` at the end; at once, and stop the caller, if the end has come meanwhile."""
+        self._ends.add(what, action, *args)
 
-        def end() -> None:
-            try:
-                action(*args)
-            except TransientError as error:
-                logger.warning("ending the %s: %s", what, error)
-
-        self._undo.push_async_callback(asyncio.to_thread, end)
+    def begin_end(self) -> None:
+        """Let the time that `shutdown` has run from now on: something else ends before."""
+        self._ends.begin()
 
     async def shutdown(self) -> None:
-        """End every actor of the attempt, and Ray if this process started or joined it."""
-        await self._undo.aclose()
+        """End every actor of the attempt, and Ray if this process started or joined it.
+
+        Takes END_S at most, whatever hangs, also when `start` was cancelled: what it had made by
+        then is ended, and what it makes later ends itself.
+        """
+        await self._ends.run(self._starting)
+        self._ray.close()
 
     def new_agent_loop_worker(self, index: int) -> AgentLoopWorkerHandle:
         """Create the worker of producer `index`; the supervisor waits for it and ends it."""
@@ -348,3 +376,11 @@ class Cluster:
             reward_address=None if self.reward_model is None else self.reward_model.address,
             log_address=self.executors.log_address,
         )
+
+
+async def _all_done(*jobs: asyncio.Future[Any]) -> None:
+    """Wait for all, then raise what the first failed one raised; a cancel leaves them running."""
+    await asyncio.wait(jobs)
+    failures = [error for job in jobs if (error := job.exception()) is not None]
+    if failures:
+        raise failures[0]

@@ -6,7 +6,7 @@ The actor reads the columns of a leased batch from the queue, gives them to `Tra
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rlcore.checkpoint_engine.segment_file import hold_segment, remove_leftovers, segment_path
-from rlcore.cluster.calls import wait_for_reply
+from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.config import RunConfig
@@ -228,7 +228,7 @@ class TrainingGroup:
             DeadlineExceededError: a rank still answers after `deadline_s`.
         """
         for handle in self.handles:
-            ray.kill(handle)
+            kill_actor(handle)
         ends = time.monotonic() + deadline_s
         for rank, handle in enumerate(self.handles):
             # A kill returns before the process is gone, which could write the segment once more.
@@ -268,6 +268,7 @@ def start_training_group(
     folder: Path,
     total_steps: int | None = None,
     log_address: LogAddress | None = None,
+    on_created: Callable[[TrainingGroup], None] | None = None,
 ) -> TrainingGroup:
     """Start the training worker of a run and wait until its model is loaded.
 
@@ -279,6 +280,7 @@ def start_training_group(
         total_steps: Steps of the run, where the learning-rate schedule ends; None:
             `trainer.total_training_steps`.
         log_address: Where its log records go.
+        on_created: Gets the group before its model is loaded, to be able to end it meanwhile.
 
     Raises:
         DeadlineExceededError: it is not ready within `deadlines.start`.
@@ -301,10 +303,12 @@ def start_training_group(
         deadline_s=config.deadlines.start,
     )
     try:
+        if on_created is not None:
+            on_created(group)
         group.build(spec, config.deadlines.queue, config.trainer.user_modules)
         state = group.state()
     except BaseException:
-        ray.kill(handle)
+        kill_actor(handle)
         raise
     logger.info("trainer is ready: packing %s, %d threads", state["packing"], state["num_threads"])
     return group.with_deadline(config.deadlines.first_call)

@@ -7,6 +7,7 @@ log-probs and weight versions here and goes on with the budget that is left.
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,13 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 1.0
+FLUSH_TOKENS = 32
+"""What a request loses at most or so when its replica dies."""
+FLUSH_INTERVAL_S = 5.0
+MIN_FLUSH_S = 0.5
+"""However fast an engine is: thousands of requests that ask one replica cost it time, too."""
+PACE_WEIGHT = 0.2
+"""Of the newest request in the mean pace of requests."""
 
 
 def sampling_seed(run_seed: int, identity: str, session_id: int, turn: int) -> int:
@@ -75,19 +83,23 @@ class LLMServerClient:
         >>> output = await session.generate("request", prompt_ids, {"temperature": 1.0})
     """
 
-    def __init__(self, router: Router, seed: int, *, flush_interval_s: float = 5.0) -> None:
+    def __init__(
+        self, router: Router, seed: int, *, flush_interval_s: float = FLUSH_INTERVAL_S
+    ) -> None:
         """Make a client.
 
         Args:
             router: The replicas that serve.
             seed: Seed of sampling of the run.
-            flush_interval_s: How often the partial output of a running request is fetched, which
-                is what survives its replica.
+            flush_interval_s: How often at least the partial output of a running request is
+                fetched, which is what survives its replica; every FLUSH_TOKENS tokens, where these
+                come sooner.
         """
         self.router = router
         self.seed = seed
         self.tokens_generated = 0
         self._flush_interval_s = flush_interval_s
+        self._token_s = flush_interval_s / FLUSH_TOKENS
 
     def for_session(
         self, identity: str, session_id: int, *, max_tokens: int, max_model_len: int
@@ -158,12 +170,14 @@ class LLMServerClient:
         """Return what one replica gave: to the end, to its abort or to its death."""
         held = TokenOutput(token_ids=[], log_probs=[], weight_versions=[], stop_reason="aborted")
         running = asyncio.ensure_future(replica.generate(request_id, prompt_ids, dict(params)))
+        began = time.monotonic()
         try:
             while True:
-                done, _ = await asyncio.wait({running}, timeout=self._flush_interval_s)
+                done, _ = await asyncio.wait({running}, timeout=self._next_flush_s())
+                held = running.result() if done else await replica.partial(request_id) or held
+                self._learn(len(held.token_ids), time.monotonic() - began)
                 if done:
-                    return running.result()
-                held = await replica.partial(request_id) or held
+                    return held
         except ActorUnavailableError as error:
             self.router.remove(name, replica)
             logger.warning(
@@ -175,6 +189,17 @@ class LLMServerClient:
             return held
         finally:
             running.cancel()
+
+    def _next_flush_s(self) -> float:
+        """Return how long a request takes for FLUSH_TOKENS, by the pace of requests lately."""
+        return min(self._flush_interval_s, max(MIN_FLUSH_S, FLUSH_TOKENS * self._token_s))
+
+    def _learn(self, num_tokens: int, seconds: float) -> None:
+        """Move the pace towards that of one request; one that waits for its turn has none."""
+        if num_tokens == 0:
+            return
+        slowest = self._flush_interval_s / FLUSH_TOKENS
+        self._token_s += PACE_WEIGHT * (min(slowest, seconds / num_tokens) - self._token_s)
 
 
 class SessionClient:

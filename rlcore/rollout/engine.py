@@ -127,6 +127,18 @@ class Engine(Protocol):
 ENGINES: Registry[Callable[[EngineSpec], Engine]] = Registry("rollout engine")
 
 
+def build_engine(spec: EngineSpec) -> Engine:
+    """Build the engine that `spec` names.
+
+    For actors: Ray ships an actor's class with the objects that its code names. The registry would
+    travel with what user modules have put into it, which can be read only after these are loaded.
+
+    Raises:
+        ConfigError: there is none of that name, or it cannot run the model.
+    """
+    return ENGINES.get(spec.name)(spec)
+
+
 @ENGINES.register("transformers")
 def _transformers(spec: EngineSpec) -> Engine:
     # Imported on use: an engine's library is needed only where it is chosen.

@@ -11,8 +11,15 @@ in float32 from 208 columns on, with 4 or more query rows). So attention works o
 columns, each the same product every time, and joins them in a fixed order; a block without a column
 of the row has weight zero exactly. The last block is cut to the columns in use where that was seen
 to give the same bits on this machine (`narrow_widths`): memory traffic is what attention costs.
+
+Nor must the slot's index. With several threads each has a part of the slots, and a scratch buffer
+of its own whose alignment follows from G; MKL's products in float32 differ between alignments (seen
+with 2 threads and G = 3: the first half of the slots against the second, 0.1 % of the numbers in
+the last bit). So attention takes as many query rows per head as were seen to give the same bits in
+every slot on this machine (`query_rows`), the rows beyond G being zeros.
 """
 
+import logging
 from functools import cache
 from typing import Any
 
@@ -23,9 +30,15 @@ from transformers.cache_utils import Cache
 
 from rlcore.errors import ConfigError, RolloutError
 
+logger = logging.getLogger(__name__)
+
 BLOCK_WIDTH = 128
 _NARROW = (32, 64, 96)
 """Widths that the last block may be cut to."""
+_ROWS = (4, 8, 16)
+"""Numbers of query rows that are tried beside the model's own."""
+_NUM_COMPARED = 200_000
+"""Results that are compared to tell whether two ways to compute them give the same bits."""
 ATTENTION_NAME = "rollflow_slots"
 
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
@@ -55,8 +68,10 @@ class SlotCache(Cache):
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._mask = torch.empty(0)
+        threads = torch.get_num_threads()
+        rows = query_rows(num_slots, num_heads, group, head_size, dtype, threads)
         self._last_widths = (
-            *narrow_widths(num_slots, num_heads, group, head_size, dtype, torch.get_num_threads()),
+            *narrow_widths(num_slots, num_heads, rows, head_size, dtype, threads),
             BLOCK_WIDTH,
         )
         self._row_offsets = torch.arange(num_slots) * self.num_columns
@@ -203,7 +218,12 @@ def slot_attention(
         )
         return out.transpose(1, 2), None
     grouped = query.reshape(rows, num_heads, group, head_size)
-    out = _blockwise_attention(grouped, key, value, attention_mask, scaling)
+    num_rows = query_rows(
+        rows, num_heads, group, head_size, query.dtype, torch.get_num_threads()
+    )  # fmt: skip
+    if num_rows > group:
+        grouped = torch.nn.functional.pad(grouped, (0, 0, 0, num_rows - group))
+    out = _blockwise_attention(grouped, key, value, attention_mask, scaling)[:, :, :group]
     return out.reshape(rows, 1, num_query_heads, head_size), None
 
 
@@ -233,19 +253,59 @@ def _blockwise_attention(
 
 
 @cache
+def query_rows(
+    num_slots: int, num_heads: int, group: int, head_size: int, dtype: torch.dtype, threads: int
+) -> int:
+    """Query rows per head, `group` or a few more, that give the same bits whatever the slot.
+
+    Tried on random numbers that are the same in every slot, as many as in `narrow_widths`.
+    `threads` is the process's thread count: a part of the question only.
+    """
+    for rows in (group, *(r for r in _ROWS if r > group)):
+        if _is_same_in_every_slot((num_slots, num_heads, rows, head_size), dtype):
+            return rows
+    logger.warning(
+        "%d threads, %s: attention differs between slots on this machine, so that a response may "
+        "differ in the last bits with the slot it gets; ray.num_threads=1 prevents it",
+        threads, dtype,
+    )  # fmt: skip
+    return group
+
+
+def _is_same_in_every_slot(shape: tuple[int, int, int, int], dtype: torch.dtype) -> bool:
+    num_slots, num_heads, rows, head_size = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(num_rows: int) -> Tensor:
+        one = torch.randn((1, num_heads, num_rows, head_size), generator=generator).to(dtype)
+        return one.expand(num_slots, -1, -1, -1).contiguous()
+
+    num_draws = -(-_NUM_COMPARED // (num_slots * num_heads * rows * head_size))
+    for width in (*_NARROW, BLOCK_WIDTH):
+        mask = torch.zeros(num_slots, 1, 1, width, dtype=dtype)
+        for _ in range(num_draws):
+            out, log_sum = _attend(draw(rows), draw(width), draw(width), attn_mask=mask)
+            if not (torch.equal(out, out[:1].expand_as(out)) and torch.equal(
+                log_sum, log_sum[:1].expand_as(log_sum)
+            )):  # fmt: skip
+                return False
+    return True
+
+
+@cache
 def narrow_widths(
     num_slots: int, num_heads: int, group: int, head_size: int, dtype: torch.dtype, threads: int
 ) -> tuple[int, ...]:
     """Widths below W whose attention equals that over W columns bit for bit, on this machine.
 
     Tried on random numbers, enough of them: where a kernel adds in another order, about one result
-    in 10 (float32) to 10,000 (bfloat16) differs, and 200,000 and more are compared. `threads` is
-    the process's thread count: a part of the question only.
+    in 10 (float32) to 10,000 (bfloat16) differs, and _NUM_COMPARED and more are compared.
+    `threads` is the process's thread count: a part of the question only.
     """
     generator = torch.Generator().manual_seed(0)
     shape = (num_slots, num_heads, BLOCK_WIDTH, head_size)
     good = set(_NARROW)
-    num_draws = -(-200_000 // (num_slots * num_heads * group * head_size))
+    num_draws = -(-_NUM_COMPARED // (num_slots * num_heads * group * head_size))
     for _ in range(num_draws):
         keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
         query = torch.randn((num_slots, num_heads, group, head_size), generator=generator).to(dtype)

@@ -5,9 +5,13 @@ from pathlib import Path
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, float]]:
-    """Return step -> metrics; of a step logged by several attempts the last values count."""
+    """Return step -> metrics; of a step logged by several attempts the last values count.
+
+    A last line without an end is left out: who wrote it died.
+    """
     by_step: dict[int, dict[str, float]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    for line in whole.splitlines():
         record = json.loads(line)
         by_step.setdefault(record.pop("step"), {}).update(record)
     return dict(sorted(by_step.items()))
@@ -22,6 +26,11 @@ def validation_scores(path: Path, *, up_to_step: int) -> dict[str, float]:
         for step, metrics in read_metrics(path).items()
         if step <= up_to_step and "val-aux/accuracy" in metrics
     }
+
+
+def lacks_step(path: Path, step: int) -> bool:
+    """Say whether metrics are written to `path`, but none of `step`."""
+    return path.is_file() and step not in read_metrics(path)
 
 
 def draw_curves(metrics_path: Path, folder: Path) -> list[Path]:

@@ -1,24 +1,15 @@
 """Trackers: where a step's metrics go. One that breaks is reported and never stops a run."""
 
 import json
-import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from rlcore.registry import Registry
+from rlcore.tracking.tracker_thread import Tracker, TrackerThread, settled
 
-logger = logging.getLogger(__name__)
-
-
-class Tracker(Protocol):
-    """One place for metrics."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Write one step's metrics."""
-
-    def finish(self) -> None:
-        """Flush and close."""
+OPEN_S = 120.0
+"""A tracker may wait that long for its server before its first metrics."""
 
 
 TRACKERS: Registry[Callable[[Path], Tracker]] = Registry("tracker")
@@ -26,10 +17,15 @@ TRACKERS: Registry[Callable[[Path], Tracker]] = Registry("tracker")
 
 @TRACKERS.register("file")
 class JsonLinesTracker:
-    """Appends {"step": N, name: value, ...} to metrics.jsonl in the run folder."""
+    """Appends {"step": N, name: value, ...} to metrics.jsonl in the run folder.
+
+    What a process was writing when it died is dropped.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        path = folder / "metrics.jsonl"
+        self._file = path.open("a", encoding="utf-8")
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Write one line and flush it."""
@@ -95,38 +91,53 @@ class WandbTracker:
 
 
 class Tracking:
-    """All trackers of a run (verl's name).
+    """All trackers of a run (verl's name), each in a thread of its own.
 
     Args:
         names: `trainer.logger`; `console` is the progress line of the flow and needs no tracker.
         folder: The run folder.
+        open_s: Seconds that a tracker may take to open; what is logged meanwhile waits for it.
+
+    Example:
+        >>> tracking.log({"critic/score/mean": 0.5}, step=1)
+        >>> await tracking.settle(deadline_s=30.0)
     """
 
-    def __init__(self, names: list[str], folder: Path) -> None:
-        self._trackers: dict[str, Tracker] = {}
+    def __init__(self, names: list[str], folder: Path, *, open_s: float = OPEN_S) -> None:
         self.failures: list[str] = []
         """What was switched off and why, in order; the reporter tells of it."""
-        for name in names:
-            if name != "console":
-                self._guard(name, lambda name=name: self._open(name, folder))
-
-    def _open(self, name: str, folder: Path) -> None:
-        self._trackers[name] = TRACKERS.get(name)(folder)
+        self._open_s = open_s
+        self._threads = [
+            TrackerThread(name, lambda name=name: TRACKERS.get(name)(folder), self.failures.append)
+            for name in names
+            if name != "console"
+        ]
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Send one step's metrics to every tracker that still works."""
-        for name, tracker in list(self._trackers.items()):
-            self._guard(name, lambda tracker=tracker: tracker.log(metrics, step))
+        """Have one step's metrics sent to every tracker that still works; returns at once."""
+        logged = dict(metrics)  # the step's own may change until a tracker has opened
+        for thread in self._threads:
+            thread.call(lambda tracker: tracker.log(logged, step))
 
-    def finish(self) -> None:
-        """Close every tracker."""
-        for name, tracker in list(self._trackers.items()):
-            self._guard(name, tracker.finish)
+    async def settle(self, deadline_s: float) -> None:
+        """Wait until the trackers that are open have written what was logged.
 
-    def _guard(self, name: str, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:  # whatever a third party's tracker raises, the run goes on
-            logger.exception("tracker %s failed and is switched off for this run", name)
-            self._trackers.pop(name, None)
-            self.failures.append(f"tracker {name} is switched off: {error!r}")
+        Args:
+            deadline_s: Seconds after which one that has not is switched off.
+        """
+        for thread in self._threads:
+            if not thread.is_open and time.monotonic() - thread.began >= self._open_s:
+                thread.switch_off(f"it did not open within {self._open_s:g} s")
+        await self._wait([thread for thread in self._threads if thread.is_open], deadline_s)
+
+    async def finish(self, deadline_s: float) -> None:
+        """Close every tracker; one that takes longer than `deadline_s` is left behind."""
+        for thread in self._threads:
+            thread.close()
+        await self._wait(self._threads, deadline_s)
+
+    @staticmethod
+    async def _wait(threads: list[TrackerThread], deadline_s: float) -> None:
+        working = [thread for thread in threads if not thread.is_off]
+        for thread in await settled(working, deadline_s):
+            thread.switch_off(f"it did not answer within {deadline_s:g} s")

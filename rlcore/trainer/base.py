@@ -3,21 +3,15 @@
 One object lives in the driver. The loop is in flows/train.py and flows/train_step.py; it calls the
 phase methods by way of Prefect tasks (each body on a copy, in an executor) and the hooks in a
 thread of the driver, one at a time. A mode is a subclass that fills in hooks (`@register_trainer`).
+How prompts are fed is in feeding.py.
 """
 
 import json
-import logging
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-from rlcore.buffer.policy import SamplePolicy
 from rlcore.buffer.replay_buffer import ReplayBuffer
 from rlcore.buffer.transfer_queue import attached_queue
-from rlcore.checkpoint_engine.manager import CheckpointEngineManager
-from rlcore.cluster.ledger import LedgerClient
-from rlcore.cluster.reward_model import RewardModel
-from rlcore.cluster.training_worker import TrainingGroup
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from rlcore.registry import Registry
@@ -31,23 +25,15 @@ from rlcore.trainer.advantage import (
 )
 from rlcore.trainer.checkpoint import CheckpointStore, best_step
 from rlcore.trainer.dumps import dump_batch
+from rlcore.trainer.feeding import PromptFeeding
 from rlcore.trainer.late_rewards import LateScorer, with_stored_rewards
 from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
-from rlcore.trainer.run_folder import RunFolder
-from rlcore.trainer.supply import (
-    check_generated,
-    make_replay_buffer,
-    num_missing_warmup,
-    num_outstanding,
-    num_to_feed,
-    sample_policy,
-)
+from rlcore.trainer.resources import TrainerResources, WeightManager
+from rlcore.trainer.supply import make_replay_buffer, num_to_feed
 from rlcore.trainer.validation import run_validation
-from rlcore.trainer.waiting_rows import restore_waiting_rows, save_waiting_rows
+from rlcore.trainer.waiting_rows import save_waiting_rows
 from rlcore.types import BatchRef, CallKey, SampledBatch
-
-logger = logging.getLogger(__name__)
 
 TRAINERS: Registry[type["PPOTrainer"]] = Registry("trainer mode")
 LOOP_METHODS = ("fit", "step", "_step_once")
@@ -73,46 +59,7 @@ def register_trainer(name: str) -> Any:
     return add
 
 
-class WeightManager(Protocol):
-    """What hooks may call on `checkpoint_manager`; in the flow each call is a Prefect task."""
-
-    def update_weights(self, global_steps: int) -> dict[str, Any]:
-        """Publish the trainer's weights to every replica; return bytes, seconds, version."""
-        ...
-
-    def sleep_replicas(self) -> None:
-        """Free the replicas' memory."""
-        ...
-
-    def wake_up_replicas(self) -> None:
-        """Serve again with the last committed weights."""
-        ...
-
-    def abort_replicas(self) -> None:
-        """Stop all running requests; clients keep what was generated."""
-        ...
-
-    def resume_generation_replicas(self) -> None:
-        """Let replicas that were aborted or paused serve again."""
-        ...
-
-
-@dataclass(kw_only=True, slots=True)
-class TrainerResources:
-    """The collaborators that the driver made before step 1; all picklable clients."""
-
-    folder: RunFolder
-    attempt: int
-    ledger: LedgerClient
-    training: TrainingGroup
-    checkpoint_manager: CheckpointEngineManager
-    total_steps: int | None = None
-    """Steps of the run; None: not known."""
-    reward_model: RewardModel | None = None
-    """The one of `reward.reward_model`."""
-
-
-class PPOTrainer:
+class PPOTrainer(PromptFeeding):
     """Base of all modes.
 
     Attributes:
@@ -200,82 +147,6 @@ class PPOTrainer:
         self.state["fed_before_step"] = self.state["train_position"]
         fed = self._feed(count)
         return {"training/prompts_fed": float(fed)}
-
-    def _feed(self, count: int, key: CallKey | None = None) -> int:
-        """Feed the next `count` prompts of the training order; return how many were new."""
-        key = key or self._key()
-        start = self.state["train_position"]
-        sampler = self.prompts.begin(self.state.get("sampler"), start=start, count=count)
-        specs = self.prompts.train_specs(
-            start=start, count=count, global_step=key.global_step, sampler=sampler
-        )
-        fed = self.ledger.feed(key, specs)
-        self.state |= {"train_position": start + count, "sampler": sampler}
-        return fed
-
-    def _refill(self, count: int) -> int:
-        """Feed prompts in the place of `count` evicted groups."""
-        position = self._fed_position()
-        before = self.state.get("fed_before_step", position)
-        check_generated(self.config, fed_for_step=position - before, count=count)
-        self.state["train_position"] = position
-        return self._feed(count)
-
-    def _warm_up(self, num_batches: float) -> int:
-        """Feed `num_batches` batches before the first step, less what a resume restored.
-
-        For `on_train_begin`. Their dispatch step is the one that comes next.
-        """
-        counts = self.ledger.counts(self._partition("train"))
-        steps_left = self._steps_left(self.global_steps + 1)
-        count = num_missing_warmup(
-            self.config, counts, num_batches=num_batches, steps_left=steps_left
-        )
-        self.state["train_position"] = counts["fed"]
-        fed = self._feed(count, self._hook_key("warm_up"))
-        logger.info("warm-up: %d prompts fed, %d on their way before", fed, num_outstanding(counts))
-        return fed
-
-    def _restore_rows(self) -> None:
-        """Make queue and ledger agree after a resume (verl: reissue of in-flight prompts)."""
-        if self.global_steps == 0:
-            return
-        checkpoint = CheckpointStore(self.folder).latest()
-        restore_waiting_rows(
-            self.ledger,
-            attached_queue(self.config.deadlines.queue),
-            self._hook_key("restore_rows"),
-            self._partition("train"),
-            None if checkpoint is None else checkpoint.path,
-        )
-
-    def _hook_key(self, phase: str) -> CallKey:
-        return CallKey(
-            run_id=self.run_id,
-            attempt=self.attempt,
-            global_step=self.global_steps + 1,
-            phase=phase,
-        )
-
-    def _steps_left(self, step: int) -> int | None:
-        return None if self.total_steps is None else self.total_steps - step + 1
-
-    def _policy(
-        self, trainer_version: int | None = None, skipped_versions: tuple[int, ...] = ()
-    ) -> SamplePolicy:
-        key = self._key()
-        return sample_policy(
-            self.config,
-            is_async=self.is_async,
-            inner_steps=self.inner_steps,
-            inner_step=key.inner_step,
-            trainer_version=trainer_version,
-            skipped_versions=skipped_versions,
-        )
-
-    def _fed_position(self) -> int:
-        """How far the order was fed, also by a try that died and whose `state` was lost."""
-        return self.ledger.counts(self._partition("train"))["fed"]
 
     def _sample_batch(self) -> tuple[BatchRef, Metrics]:
         """Wait for the inner step's batch and lease it; asking again returns the same one."""
@@ -414,13 +285,6 @@ class PPOTrainer:
             return None
         queue = attached_queue(self.config.deadlines.queue)
         return LateScorer(self.config, self.prompts, queue, self.reward_model, self._key())
-
-    def _key(self) -> CallKey:
-        assert self.call_key is not None, "a phase runs by run_phase, which sets the key"
-        return self.call_key
-
-    def _partition(self, name: str) -> str:
-        return f"{self.run_id}/{name}"
 
     def _leased(self, batch: BatchRef) -> SampledBatch:
         return self.ledger.leased(batch.lease_id)

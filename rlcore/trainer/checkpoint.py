@@ -2,18 +2,19 @@
 
     global_step_N/
       actor/                 weights (safetensors), optimizer, RNG, counters, stored metrics
-      trainer.json           format version, step, trainer.state, ledger copy
+      trainer.json           format version, step, attempt, trainer.state, ledger copy
       config.json            the resolved configuration
       references/            one file per thing that refers to this checkpoint; kept while not empty
     latest_checkpointed_iteration.txt      the pointer, written last
 
 Checkpoint N is the state after step N was committed: the ledger in it holds no lease of a step
-<= N.
+<= N. What is half written or half deleted has a hidden name, `.global_step_N.*.tmp`.
 """
 
 import json
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import CheckpointError
-from rlcore.trainer.run_folder import RunFolder, write_atomically
+from rlcore.trainer.run_folder import RunFolder, fsync, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Checkpoint:
         return self.path / "actor"
 
     def load_trainer(self) -> dict[str, Any]:
-        """Return {format_version, global_step, state, ledger}.
+        """Return {format_version, global_step, attempt, state, ledger}.
 
         Raises:
             CheckpointError: the file is missing, broken or of a later format.
@@ -74,7 +75,10 @@ class CheckpointStore:
         trainer: dict[str, Any],
         write_actor: Callable[[Path], None],
     ) -> Checkpoint:
-        """Write checkpoint `global_step`; a repeat replaces an equal step's folder.
+        """Write checkpoint `global_step`; a try that finds it complete only sets the pointer.
+
+        One that another attempt left half done, without the pointer, is replaced; what referred to
+        it refers to the new one.
 
         Args:
             global_step: The step whose end this is.
@@ -85,29 +89,49 @@ class CheckpointStore:
         Raises:
             FencedError: a later attempt has begun.
         """
-        final = self.folder.path / f"global_step_{global_step}"
-        staged = self.folder.path / f".global_step_{global_step}.attempt-{attempt}.tmp"
-        for left_over in self.folder.path.glob(".global_step_*.tmp"):
-            shutil.rmtree(left_over)  # of a try or an attempt that died in the middle
+        final = self._path(global_step)
+        if self._is_written_by(attempt, final):
+            return self._point_to(global_step, attempt)
+        own = f".attempt-{attempt}-"
+        # Of attempts that died in the middle; an earlier try of this one may still be written.
+        self._delete_left_overs(lambda name: own not in name)
+        staged = self._hidden(global_step, own + secrets.token_hex(4))
         (staged / "references").mkdir(parents=True)
         write_actor(staged / "actor")
         content = {"format_version": FORMAT_VERSION, "global_step": global_step, **trainer}
-        write_atomically(staged / "trainer.json", json.dumps(content))
+        write_atomically(staged / "trainer.json", json.dumps({**content, "attempt": attempt}))
         shutil.copy(self.folder.path / "config.json", staged / "config.json")
+        if (final / "references").is_dir():
+            shutil.copytree(final / "references", staged / "references", dirs_exist_ok=True)
         _fsync_tree(staged)
         self.folder.check_attempt(attempt)
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(self._hidden(global_step, ".replaced-" + secrets.token_hex(4)))
         staged.rename(final)
-        _fsync(self.folder.path)
+        fsync(self.folder.path)
+        checkpoint = self._point_to(global_step, attempt)
+        # The training worker does one thing at a time: it has left what earlier tries began.
+        self._delete_left_overs(lambda _: True)
+        return checkpoint
+
+    def _point_to(self, global_step: int, attempt: int) -> Checkpoint:
+        self.folder.check_attempt(attempt)
         write_atomically(self.folder.path / POINTER, str(global_step))
-        return Checkpoint(path=final, global_step=global_step)
+        return self.at(global_step)
+
+    def _is_written_by(self, attempt: int, path: Path) -> bool:
+        if not (path / "trainer.json").is_file():
+            return False
+        step = int(path.name.removeprefix("global_step_"))
+        return Checkpoint(path=path, global_step=step).load_trainer().get("attempt") == attempt
 
     def latest(self) -> Checkpoint | None:
         """Return the checkpoint that the pointer names, or None.
 
+        If that one is not there, the newest complete one before it.
+
         Raises:
-            CheckpointError: the pointer names a folder that is not there.
+            CheckpointError: the pointer names a folder that is not there, and there is none before.
         """
         pointer = self.folder.path / POINTER
         if not pointer.exists():
@@ -115,7 +139,15 @@ class CheckpointStore:
         text = pointer.read_text(encoding="utf-8").strip()
         if not text.isdigit():
             raise CheckpointError(f"{pointer} holds {text[:40]!r} instead of a step number")
-        return self.at(int(text))
+        named = int(text)
+        complete = [step for step in self.steps() if step <= named]
+        if complete and complete[-1] < named:
+            logger.warning(
+                "%s: checkpoint %d is not there; the newest before it is that of step %d",
+                pointer, named, complete[-1],
+            )  # fmt: skip
+            return self.at(complete[-1])
+        return self.at(named)
 
     def at(self, global_step: int) -> Checkpoint:
         """Return the checkpoint of a step.
@@ -123,7 +155,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is none; the message lists those that exist.
         """
-        path = self.folder.path / f"global_step_{global_step}"
+        path = self._path(global_step)
         if not (path / "trainer.json").is_file():
             raise CheckpointError(
                 f"{path}: no complete checkpoint; steps that have one: {self.steps() or 'none'}"
@@ -139,7 +171,7 @@ class CheckpointStore:
         for step in self.steps():
             if step > checkpoint.global_step:
                 aside.mkdir(exist_ok=True)
-                (self.folder.path / f"global_step_{step}").rename(aside / f"global_step_{step}")
+                self._path(step).rename(aside / f"global_step_{step}")
         write_atomically(self.folder.path / POINTER, str(checkpoint.global_step))
 
     def steps(self) -> list[int]:
@@ -161,13 +193,27 @@ class CheckpointStore:
         keep -= newest is not None and newest.global_step != best_step
         doomed = removable[: max(0, len(removable) - max(0, keep))]
         for step in doomed:
-            shutil.rmtree(self.folder.path / f"global_step_{step}")
+            # Renamed first: half of a checkpoint is never taken for a complete one.
+            hidden = self._hidden(step, ".deleted-" + secrets.token_hex(4))
+            self._path(step).rename(hidden)
+            _delete(hidden)
             logger.info("checkpoint of step %d deleted (max_actor_ckpt_to_keep=%d)", step, keep)
         return doomed
 
     def _is_referenced(self, step: int) -> bool:
-        references = self.folder.path / f"global_step_{step}" / "references"
+        references = self._path(step) / "references"
         return references.is_dir() and any(references.iterdir())
+
+    def _path(self, step: int) -> Path:
+        return self.folder.path / f"global_step_{step}"
+
+    def _hidden(self, step: int, suffix: str) -> Path:
+        return self.folder.path / f".global_step_{step}{suffix}.tmp"
+
+    def _delete_left_overs(self, is_meant: Callable[[str], bool]) -> None:
+        for left_over in self.folder.path.glob(".global_step_*.tmp"):
+            if is_meant(left_over.name):
+                _delete(left_over)
 
 
 def best_step(scores: dict[str, float], *, among: list[int]) -> int | None:
@@ -194,16 +240,17 @@ def checkpoint_from_path(path: Path) -> Checkpoint:
     raise CheckpointError(f"{path}: not a checkpoint; it must be a folder global_step_N of a run")
 
 
+def _delete(path: Path) -> None:
+    """Delete a hidden folder; what resists is tried again by the next save."""
+
+    def tell(_: object, name: str, error: tuple[object, BaseException, object]) -> None:
+        logger.warning("%s cannot be deleted yet: %s", name, error[1])
+
+    shutil.rmtree(path, onerror=tell)
+
+
 def _fsync_tree(root: Path) -> None:
     for directory, _, files in os.walk(root):
         for name in files:
-            _fsync(Path(directory) / name)
-        _fsync(Path(directory))
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            fsync(Path(directory) / name)
+        fsync(Path(directory))

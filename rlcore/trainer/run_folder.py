@@ -33,13 +33,26 @@ def new_run_id(experiment_name: str) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file at `path` by `text`, so that a reader sees the old or the new one whole."""
+    """Replace the file at `path` by `text`, so that a reader sees the old or the new one whole.
+
+    The new one is on disk when this returns.
+    """
     staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with staged.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     staged.replace(path)
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,9 +212,14 @@ class HeldLock:
     def __enter__(self) -> "HeldLock":
         try:
             self._lock.acquire(timeout=0)
-        except Timeout as error:
+        except Timeout as error:  # an OSError, too
             raise DeviceLockError(
                 f"{self._what} is held by {self.current_holder()}; wait for it to end"
+            ) from error
+        except OSError as error:
+            raise DeviceLockError(
+                f"{self._what} cannot be locked: {self._lock.lock_file}: {error.strerror}; does it "
+                "belong to another user?"
             ) from error
         write_atomically(
             self._note, f"{self._holder} (pid {os.getpid()} on {socket.gethostname()})\n"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.errors import CheckpointError
+from rlcore.trainer.run_folder import write_atomically
 
 
 class WeightVersions:
@@ -56,9 +57,7 @@ class WeightVersions:
             if self._last is not None:
                 self.skipped += range(self._last + 1, version)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            staged = self._path.with_name(self._path.name + ".tmp")
-            staged.write_text(str(version), encoding="utf-8")
-            staged.replace(self._path)
+            write_atomically(self._path, str(version))
             self._current = self._last = version
         return self._current
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from flows.environment import prepare_prefect_environment
+from flows.command.environment import prepare_prefect_environment
 
 TARGET = 1.05
 

@@ -1,6 +1,8 @@
 """prefect.yaml and the automations: every entrypoint and preset loads, every reference resolves."""
 
 import re
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,14 @@ def test_a_deployment_loads_and_takes_its_parameters(deployment, monkeypatch):
     assert missing <= started_with(f"{flow.name}/{deployment['name']}") | given_by(deployment)
     if "preset" in parameters:
         load_config(parameters["preset"], parameters["overrides"], parameters.get("config"))
+
+
+def test_no_file_of_flows_hides_an_installed_module():
+    # A path entrypoint (`flows/train.py:train`) puts flows/ in front of sys.path.
+    found = (REPOSITORY / "flows").glob("*")
+    names = {path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert {"train", "command"} <= names
+    assert names.isdisjoint(sys.stdlib_module_names | packages_distributions().keys())
 
 
 def started_with(name):

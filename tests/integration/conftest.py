@@ -32,11 +32,18 @@ T = TypeVar("T")
 SECRET = "admin:only-for-this-test"
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @dataclass(frozen=True)
 class Project:
     """A folder with the tiny model and data, in which commands run."""
 
     root: Path
+    free_port = staticmethod(free_port)
 
     def environment(self, **extra: str) -> dict[str, str]:
         # Neither the user's Prefect nor the one of this pytest run.
@@ -86,10 +93,44 @@ def project(tmp_path_factory) -> Project:
     return Project(root)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def end_groups(processes: "list[subprocess.Popen[bytes]]") -> None:
+    """End processes that lead a group of their own, the newest first, and what they started."""
+    for process in reversed(processes):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=20)
+
+
+def start_ray_head(
+    home: Path, environment: dict[str, str], *, num_cpus: int
+) -> "tuple[subprocess.Popen[bytes], str]":
+    """Start a Ray cluster whose token lies in `home`; return its process and its address."""
+    given = {**environment, "HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
+    (home / ".ray").mkdir(exist_ok=True)
+    subprocess.run(
+        ["ray", "get-auth-token", "--generate"], env=given, check=True, capture_output=True
+    )
+    port, log = free_port(), home / "ray.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
+             f"--port={port}", f"--num-cpus={num_cpus}", "--include-dashboard=false",
+             "--disable-usage-stats"],
+            env={**given, "RAY_AUTH_MODE": "token"}, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    ends = time.monotonic() + 60
+    while "Ray runtime started" not in log.read_text():
+        if time.monotonic() >= ends or process.poll() is not None:
+            end_groups([process])
+            pytest.fail(f"Ray did not start:\n{log.read_text()[-4000:]}")
+        time.sleep(0.2)
+    return process, f"127.0.0.1:{port}"
 
 
 class Site:
@@ -237,16 +278,28 @@ class Site:
 
         return self.until(f"{flow} is not {state}: {self.flow_runs(flow)}", found, timeout_s)
 
+    def start_ray(self, *, num_cpus: int) -> str:
+        """Start a Ray cluster with a token, of which runs find out by themselves."""
+        process, address = start_ray_head(self.home, self.env, num_cpus=num_cpus)
+        self.processes.append(process)
+        return address
+
     def end(self) -> None:
-        for process in reversed(self.processes):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-        for process in self.processes:
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(timeout=20)
+        end_groups(self.processes)
+
+
+@pytest.fixture(scope="session")
+def ray_head():
+    """Return `start_ray_head`; what it starts ends with the tests."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(home: Path, environment: dict[str, str], *, num_cpus: int) -> str:
+        process, address = start_ray_head(home, environment, num_cpus=num_cpus)
+        started.append(process)
+        return address
+
+    yield start
+    end_groups(started)
 
 
 @pytest.fixture(scope="session")

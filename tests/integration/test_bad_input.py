@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlcore.trainer.run_folder import HeldLock
+from rlcore.trainer.run_folder import HeldLock, RunFolder
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -75,6 +75,30 @@ def test_devices_that_another_run_holds_are_refused_with_its_name(project):
     assert "held by run nightly-7" in text
     assert "Traceback" not in text
     assert runs_of(project, "held") == []
+
+
+def test_a_folder_that_another_run_holds_is_refused_with_its_name(project):
+    path = project.root / "held-folder"
+    folder = RunFolder.create(path, run_id="nightly-8", request={"preset": "grpo-tiny"})
+    before = folder.record()
+    with HeldLock(path / "run.lock", holder="run nightly-8", what=str(path)):
+        code, text = project.run("train", "grpo-tiny", f"trainer.default_local_dir={path}")
+    assert code == 2
+    assert f"{path} is held by run nightly-8 (pid " in text
+    assert "Traceback" not in text
+    assert folder.record() == before
+
+
+def test_a_ray_cluster_with_too_few_cpus_is_refused_with_both_numbers(project, ray_head, tmp_path):
+    address = ray_head(tmp_path, project.environment(), num_cpus=1)
+    code, text = project.run(
+        "train", "grpo-tiny", f"ray.address={address}", "trainer.runs_root=small",
+        HOME=str(tmp_path),
+    )  # fmt: skip
+    assert code == 2
+    assert f"the Ray cluster at {address} has 1 CPUs, the run needs 2" in text
+    assert "Traceback" not in text
+    assert runs_of(project, "small") == []
 
 
 def test_a_reward_function_that_raises_ends_the_run_with_row_and_traceback(project):

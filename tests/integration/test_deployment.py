@@ -5,25 +5,25 @@ token on, which a driver that joins by address has to know about.
 """
 
 import json
+import time
 
+import psutil
 import pytest
+from prefect.states import Cancelling
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
+
+CANCEL_S = 25
+"""Prefect's worker kills a cancelled run after 30 s; ours has to have freed everything by then."""
+
+HEARD_S = 15
+"""A process worker asks the server every 10 s whether a run of its is to be cancelled."""
 
 
 @pytest.fixture(scope="module")
 def site(make_site):
     site = make_site()
-    (site.home / ".ray").mkdir()
-    site.ray_port = site.free_port()
-    site.run("ray", "get-auth-token", "--generate")
-    site.env["RAY_AUTH_MODE"] = "token"
-    site.start(
-        "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
-        f"--port={site.ray_port}", "--num-cpus=16", "--include-dashboard=false",
-        "--disable-usage-stats", log="ray.log",
-    )  # fmt: skip
-    del site.env["RAY_AUTH_MODE"]  # the run finds out by itself
+    site.ray_address = site.start_ray(num_cpus=16)
     return site
 
 
@@ -32,7 +32,7 @@ def test_a_deployment_run_completes_on_a_cluster_with_a_token(site):
     site.start_worker("rollflow-train")
     config = {
         "trainer": {"total_training_steps": 2},
-        "ray": {"address": f"127.0.0.1:{site.ray_port}"},
+        "ray": {"address": site.ray_address},
     }
     site.run(
         "prefect", "deployment", "run", "train/grpo-smollm2",
@@ -56,3 +56,38 @@ def test_a_deployment_run_completes_on_a_cluster_with_a_token(site):
     token = (site.home / ".ray" / "auth_token").read_text().strip()
     assert site.password not in log
     assert token not in log
+
+
+def test_a_cancel_on_the_server_frees_everything_and_is_told_as_one(site):
+    finished = set((site.root / "runs").glob("*/run.json"))
+    config = {
+        "trainer": {
+            "total_training_steps": 200, "total_epochs": 100, "test_freq": -1,
+            "val_before_train": False, "logger": ["file"],
+        },
+        "ray": {"address": site.ray_address},
+    }  # fmt: skip
+    flow_run = site.start_run("train/grpo-smollm2", preset="grpo-tiny", config=config)
+
+    def folder_with_a_step():
+        found = set((site.root / "runs").glob("*/run.json")) - finished
+        return next((file.parent for file in found if has_step(file.parent)), None)
+
+    def has_step(folder):
+        metrics = folder / "metrics.jsonl"
+        return metrics.is_file() and '"step": 1,' in metrics.read_text()
+
+    folder = site.until("no step is made", folder_with_a_step)
+
+    def attempt():
+        return json.loads((folder / "run.json").read_text())["attempts"][0]
+
+    driver = psutil.Process(attempt()["pid"])
+    site.set_state(flow_run, Cancelling())
+    began = time.monotonic()
+    psutil.wait_procs([driver], timeout=2 * CANCEL_S)
+    assert not driver.is_running()
+    assert time.monotonic() - began < HEARD_S + CANCEL_S
+    # Written when everything is freed: nobody had to kill it.
+    assert attempt()["outcome"] == "cancelled"
+    site.until_state("train", "Cancelled", timeout_s=60)

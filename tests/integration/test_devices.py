@@ -1,8 +1,10 @@
 """The device lock names its holder; a cluster that is too small is refused in one message."""
 
 import asyncio
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,29 @@ def test_a_second_run_is_refused_with_the_name_of_the_first_and_may_wait(tmp_pat
     finally:
         first.kill()
         first.wait()
+
+
+def test_a_folder_of_another_user_is_refused_in_one_message(tmp_path):
+    folder = tmp_path
+    if os.getuid() == 0:
+        os.chown(folder, 12345, -1)
+    else:
+        folder = Path("/usr")
+    with pytest.raises(DeviceLockError, match=rf"{folder}: it belongs to user \d+ "):
+        local_device_lock("run alpha", folder)
+
+
+def test_a_place_for_the_lock_that_is_no_folder_is_refused_in_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DeviceLockError, match="File exists; set TMPDIR"):
+        local_device_lock("run alpha", tmp_path / "file")
+    # What cannot be opened, for whatever reason.
+    (tmp_path / "devices.lock").mkdir()
+    with (
+        pytest.raises(DeviceLockError, match=r"devices\.lock: Is a directory; does it belong"),
+        local_device_lock("run alpha", tmp_path),
+    ):
+        pass
 
 
 @pytest.mark.integration

@@ -20,6 +20,7 @@ from rlcore.errors import (
     DeadlineExceededError,
     ExecutorDiedError,
     PhaseTimeoutError,
+    RLCoreError,
 )
 from rlcore.types import CallKey
 
@@ -122,6 +123,38 @@ def test_an_overdue_body_is_dead_when_the_caller_hears_of_it(pool):
     with pytest.raises(PhaseTimeoutError, match=r"its deadline is 0\.2 s"):
         run(pool, log_and_sleep, "x", 60.0, deadline_s=0.2)
     assert not psutil.pid_exists(info.pid)
+
+
+def test_a_process_that_does_not_die_costs_its_place_and_those_who_wait_hear_of_it(ray_session):
+    # No time to die in: as for a process that a broken disk or device holds in the kernel.
+    limits = PoolLimits(death_deadline_s=0.0, acquire_deadline_s=60.0)
+    pool = ExecutorPool(2, limits=limits)
+    pool.start()
+
+    async def overdue():
+        with pytest.raises(RLCoreError, match=r"did not die within 0 s .* is not retried"):
+            await pool.run(log_and_sleep, ("x", 60.0), key=KEY, deadline_s=0.2)
+
+    async def main():
+        await overdue()
+        lost = [line for line in pool.status() if "is lost: it did not die" in line]
+        assert len(lost) == 1
+        assert await pool.run(os.getpid, key=KEY)  # the other one works
+        began = time.monotonic()
+        holder = asyncio.create_task(overdue())
+        await asyncio.sleep(0.05)
+        for call in (asyncio.create_task(pool.run(os.getpid, key=KEY)), None):
+            with pytest.raises(ExecutorDiedError, match=r"no executor is left: .* is lost: .*; "):
+                await (call or pool.run(os.getpid, key=KEY))
+        await holder
+        return time.monotonic() - began
+
+    try:
+        assert asyncio.run(main()) < 10
+    finally:
+        pids = [info.pid for info in pool.executors()]
+        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+        pool.close()
 
 
 def test_user_modules_are_loaded_at_start_and_their_errors_reach_the_driver(ray_session, tmp_path):

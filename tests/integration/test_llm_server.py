@@ -13,6 +13,7 @@ from rlcore.errors import ActorUnavailableError, ConfigError, FencedError, Weigh
 from rlcore.rollout.engine import EngineSpec
 from rlcore.testing.tiny_model import build_tiny_model
 from rlcore.types import CallKey
+from rlcore.user_code import load_user_modules
 
 pytestmark = pytest.mark.integration
 
@@ -131,3 +132,33 @@ def test_a_model_that_is_missing_is_a_user_error(ray_session, tmp_path):
     with pytest.raises(ConfigError, match="the model cannot be loaded"):
         client.wait_ready(120)
     client.kill()
+
+
+BREAKS = """
+from rlcore.rollout.engine import ENGINES
+from rlcore.testing.scripted_engine import ScriptedEngine
+
+
+@ENGINES.register("breaks")
+def breaks(spec):
+    return ScriptedEngine(fail_at_step=1)
+"""
+
+
+def test_a_replica_whose_engine_broke_lives_and_says_why(ray_session, tmp_path):
+    path = tmp_path / "breaks.py"
+    path.write_text(BREAKS)
+    spec = EngineSpec(
+        name="breaks", model_path="", dtype="float32", max_num_seqs=16, max_model_len=64,
+        num_threads=1,
+    )  # fmt: skip
+    load_user_modules([str(path)])  # as the driver of a run has
+    client = start_replica(spec, run_id="r", attempt=1, name="broken", user_modules=[str(path)])
+    try:
+        client.wait_ready(120)
+        with pytest.raises(ActorUnavailableError, match="scripted failure"):
+            asyncio.run(client.generate("q", [1], _params(4)))
+        health = client.health()
+        assert (health["state"], health["error"]) == ("dead", "RuntimeError('scripted failure')")
+    finally:
+        client.kill()

@@ -1,4 +1,4 @@
-"""The whole path on the tiny model: a run that is killed in step 3 and resumed.
+"""The whole path on the tiny model: its worker is killed in step 2, all of it in step 3; resumed.
 
 Real CLI, embedded Prefect server, own Ray, TransferQueue, engine, trainer; looked at through what
 it leaves: the run folder and Prefect's database.
@@ -37,21 +37,32 @@ PHASES = [
 
 @dataclass
 class Story:
-    """A run in two attempts: killed, finished."""
+    """A run in two attempts: killed, as if after checkpoint 2; finished."""
 
     folder: Path
     alive_after_kill: list
     text: str
 
 
+def is_agent_loop_worker(process):
+    try:
+        return any("AgentLoopWorkerActor" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(scope="module")
 def story(project):
     process = project.start("train", "grpo-tiny", f"trainer.total_training_steps={STEPS}", "seed=3")
+    family = project.until(process, f"step    1/{STEPS}")
+    (worker,) = (process for process in family if is_agent_loop_worker(process))
+    worker.kill()
     family = project.until(process, f"step    3/{STEPS}")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     _, alive_after_kill = psutil.wait_procs(family, timeout=30)
     (folder,) = (path for path in (project.root / "runs").iterdir() if path.name != ".prefect")
+    forget_what_followed_checkpoint_2(folder)
 
     code, text = project.run("resume", folder.name)
     assert code == 0, text[-4000:]
@@ -60,6 +71,14 @@ def story(project):
         alive_after_kill=alive_after_kill,
         text=text,
     )
+
+
+def forget_what_followed_checkpoint_2(folder):
+    """Leave what a run has that is killed after checkpoint 2, before validation 2 is reported."""
+    file = folder / "metrics.jsonl"
+    lines = [line for line in file.read_text().splitlines() if json.loads(line)["step"] < 2]
+    file.write_text("".join(f"{line}\n" for line in lines))
+    (folder / "generations" / "step-0002.jsonl").unlink()
 
 
 @pytest.fixture
@@ -76,12 +95,37 @@ def test_a_killed_driver_leaves_no_process(story):
     assert [p.cmdline()[:3] for p in story.alive_after_kill if p.is_running()] == []
 
 
+def test_a_killed_worker_is_replaced_and_its_prompts_are_done_by_the_next(story, database):
+    """That no step lacks a prompt is seen in the metrics."""
+    messages = [
+        message
+        for (message,) in database.execute(
+            "select l.message from log l join flow_run r on l.flow_run_id = r.id "
+            "where r.name = 'rollout-producer-0' order by l.timestamp"
+        )
+    ]
+    ready = "agent loop worker 0 is ready"
+    (died,) = (m for m in messages if m.startswith("agent loop worker 0 died: "))
+    assert "process is gone" in died
+    assert messages.index(ready) < messages.index(died)
+
+
+def test_records_of_other_processes_are_on_the_pages_of_phases(story, database):
+    rows = database.execute(
+        "select r.name, l.message from log l join task_run r on l.task_run_id = r.id "
+        "where l.message like '[replica-0] %'"
+    ).fetchall()
+    woken = [name for name, message in rows if "woken by request" in message]
+    assert woken
+    assert all(name.startswith("step-") for name in woken)
+
+
 def test_each_attempt_goes_on_after_the_last_checkpoint(run):
     attempts = json.loads((run / "run.json").read_text())["attempts"]
     assert [attempt.get("outcome") for attempt in attempts] == [None, "finished"]
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()]
-    # 0 is the start of attempt 1; attempt 2 starts from checkpoint 2 and repeats step 3.
-    assert steps == [0, 1, 2, 3, 3, 4]
+    # 0 is the start of attempt 1; attempt 2 starts from checkpoint 2, validates and reports it.
+    assert steps == [0, 1, 2, 3, 4]
     assert (run / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)
     assert (run / "global_step_2" / "trainer.json").exists()
 
@@ -98,7 +142,7 @@ def test_prefect_shows_how_each_attempt_ended_and_what_a_person_reads(story, dat
     assert float(progress[-1]) == 100.0
     tables = {key: data for key, kind, data in artifacts if kind == "table"}
     assert {"metrics", "generations"} <= tables.keys()
-    assert [row["step"] for row in json.loads(json.loads(tables["metrics"]))] == [3, 4]
+    assert [row["step"] for row in json.loads(json.loads(tables["metrics"]))] == [2, 3, 4]
     events = {name for (name,) in database.execute("select event from events").fetchall()}
     assert {"rollflow.step.completed", "rollflow.checkpoint.saved", "rollflow.run.finished"} <= (
         events
@@ -136,7 +180,7 @@ def test_metrics_tell_an_on_policy_run(run):
 
 def test_curves_and_generations_before_and_after_are_there(run):
     assert {path.name for path in (run / "curves").iterdir()} == {"reward.png", "accuracy.png"}
-    for step in (0, STEPS):
+    for step in (0, 2, STEPS):
         lines = [
             json.loads(line) for line in (run / "generations" / f"step-{step:04d}.jsonl").open()
         ]

@@ -14,6 +14,9 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "data" / "verl_scripts"
 def test_a_script_trains(project, path):
     root = f"runs-of-{path.stem}"
     shrunk = (SCRIPTS / "shrunk.txt").read_text().split()
+    if path.stem == "dapo":
+        # The untrained tiny model is right once in 400 responses: groups would never differ in acc.
+        shrunk.append("algorithm.filter_groups.metric=reward")
     code, text = project.run(
         "train", "--from-verl", str(path), *shrunk, f"trainer.runs_root={root}"
     )

@@ -50,7 +50,7 @@ def test_a_wrong_policy_is_refused(make_config, policy):
 
 
 def test_the_command_prints_prompt_tokens_reward_and_times(make_config, capsys, tmp_path):
-    from flows.check_env import show_environment
+    from flows.command.check_env import show_environment
 
     show_environment(make_config(**TOOLS), prompts=1, sessions=1, policy="random")
     text = capsys.readouterr().out

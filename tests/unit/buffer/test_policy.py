@@ -223,6 +223,29 @@ def test_sync_filter_refills_twice_within_the_limit_and_drops_the_surplus(ledger
     assert {k.split("_")[0] for k in cleared} == set("abcdefghi")
 
 
+def test_sync_filter_stops_feeding_when_a_step_is_finished_however_much_is_owed(ledger):
+    """Two are fed per filtered group: with more than half filtered the debt only grows."""
+    policy = SamplePolicy(
+        filter_metric="reward",
+        refill_factor=2,
+        max_in_flight=2,
+        discards_surplus=True,
+        prompts_per_step=2,
+    )
+    feed(ledger, ["a", "b"])
+    settle(ledger, ["a", "b"], rewards=(1.0, 1.0))
+    assert ledger.sample(key(1), TRAIN, 2, policy) is None
+    for name in "cdefgh":  # every third group differs
+        assert ledger.needs_refill(TRAIN, policy) == 2
+        feed(ledger, [name])
+        ledger.claim(1, "w0", 1)
+        settle(ledger, [name], rewards=(1.0, 0.0 if name in "eh" else 1.0))
+        batch = ledger.sample(key(1), TRAIN, 2, policy)
+    # a and b owe four, c, d, f and g eight more; six were fed.
+    assert uids_of(batch) == ["e", "h"]
+    assert ledger.needs_refill(TRAIN, policy) == 0
+
+
 def test_stale_failed_and_filtered_groups_are_replaced_once(ledger):
     policy = SamplePolicy(max_off_policy_threshold=1, filter_metric="reward", keeps_supply=True)
     feed(ledger, ["stale-and-equal", "failed"], step=1)

@@ -69,6 +69,42 @@ def test_without_a_refill_a_failed_group_is_an_error(tmp_path):
         buffer.sample(1, "train", 2, refill_fn=lambda count: None)
 
 
+def test_a_group_that_fails_while_another_is_refilled_is_refilled_too(tmp_path):
+    work = make_worker(fails=["a", "b"])
+    asked = []
+
+    def refill(count):
+        asked.append(count)
+        ledger.feed(key(), [prompt_spec(f"r{len(asked)}x{i}") for i in range(count)])
+        work(ledger)  # b fails now: as many are owed as before
+
+    ledger, buffer = make_buffer(tmp_path, ["a", "b"], fails=["a", "b"], refill_fn=refill)
+    batch, _ = buffer.sample(1, "train", 2)
+    assert asked == [1, 1]
+    assert batch.uids == ["r1x0", "r2x0"]
+
+
+class Everything:
+    def __contains__(self, item):
+        return True
+
+
+def test_prompts_of_quarantined_rows_alone_end_the_wait(tmp_path):
+    fed = []
+
+    def refill(count):
+        new = [f"r{len(fed) + i}" for i in range(count)]
+        fed.extend(new)
+        ledger.feed(key(), [prompt_spec(uid, index=7) for uid in new])
+
+    ledger, buffer = make_buffer(tmp_path, [], fails=Everything(), refill_fn=refill)
+    ledger.feed(key(), [prompt_spec("a", index=7)])
+    with pytest.raises(RolloutError, match=r"the last 1000 prompts .* are of rows .* quarantined"):
+        buffer.sample(1, "train", 1)
+    # Row 7 was run three times; the others of it were not.
+    assert len(fed) == 2 + 1000
+
+
 def test_groups_without_rows_are_run_again(tmp_path):
     ledger, buffer = make_buffer(tmp_path, ["a", "b", "c"], lost=["b_1_0"])
     batch, metrics = buffer.sample(1, "train", 2)

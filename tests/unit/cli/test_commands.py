@@ -87,6 +87,15 @@ class SubprocessASGIServer:
     def start(self, timeout): ...
 """
 
+PREFECT_SETTINGS = """
+import os
+from types import SimpleNamespace
+
+def get_current_settings():
+    url = open("prefect.toml").read().strip() if os.path.exists("prefect.toml") else None
+    return SimpleNamespace(api=SimpleNamespace(url=url))
+"""
+
 PREFECT_COMMAND = """
 import json, os, sys
 print("SERVER", json.dumps({"argv": sys.argv[1:], "env": dict(os.environ)}))
@@ -110,6 +119,7 @@ def project(tmp_path):
         "stand_ins/prefect/__main__.py": PREFECT_COMMAND,
         "stand_ins/prefect/exceptions.py": PREFECT_ERRORS,
         "stand_ins/prefect/server/api/server.py": PREFECT_SERVER,
+        "stand_ins/prefect/settings.py": PREFECT_SETTINGS,
         "stand_ins/prefect/main.py": "",
         "stand_ins/prefect/logging/handlers.py": (
             "import logging\nclass PrefectConsoleHandler(logging.StreamHandler): ..."
@@ -175,6 +185,25 @@ def test_train_uses_the_server_of_the_environment(project):
     assert seen(result)["home"] is None
     assert result.stdout.splitlines()[-1] == "Prefect UI      http://127.0.0.1:4999"
     assert not (project / "runs").exists()
+
+
+def test_a_server_that_a_file_of_prefects_names_is_refused(project):
+    (project / "prefect.toml").write_text("http://127.0.0.1:4999/api")
+    result = rollflow(project, "train", "grpo-tiny")
+    assert result.returncode == 2
+    assert "names the Prefect server http://127.0.0.1:4999/api" in result.stderr
+    assert "SEEN" not in result.stdout
+
+
+def test_a_database_of_the_environment_is_told_to_be_for_other_servers(project):
+    env = environment(project, PREFECT_SERVER_DATABASE_CONNECTION_URL="postgresql+asyncpg://x/y")
+    result = rollflow(project, "train", "grpo-tiny", env=env)
+    assert result.returncode == 0, result.stderr
+    home = project / "runs" / ".prefect"
+    assert (
+        "note: PREFECT_SERVER_DATABASE_CONNECTION_URL is for a server of yours; runs without "
+        f"PREFECT_API_URL are recorded in {home}"
+    ) in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def is_gone(process):
 def test_the_watcher_ends_the_server_of_a_killed_driver_and_leaves_a_living_one_alone():
     code = (
         "import subprocess, sys, time\n"
-        "from flows.embedded_server import watch\n"
+        "from flows.command.embedded_server import watch\n"
         "s = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)'])\n"
         "watch(s.pid)\n"
         "print(s.pid, flush=True)\n"
@@ -42,9 +42,9 @@ def test_the_watcher_ends_the_server_of_a_killed_driver_and_leaves_a_living_one_
 def test_a_server_that_dies_comes_back_at_its_address_and_ends_with_its_driver(tmp_path):
     code = (
         "import time\n"
-        "from flows.environment import prepare_prefect_environment\n"
+        "from flows.command.environment import prepare_prefect_environment\n"
         f"prepare_prefect_environment({str(tmp_path)!r})\n"
-        "from flows.embedded_server import start_embedded_server\n"
+        "from flows.command.embedded_server import start_embedded_server\n"
         "from prefect.server.api.server import SubprocessASGIServer\n"
         "address = start_embedded_server()\n"
         "first = SubprocessASGIServer().server_process\n"

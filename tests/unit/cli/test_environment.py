@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 
-from flows.environment import prefect_home, ui_environment
+import pytest
+
+from flows.command.environment import prefect_home, ui_environment
 
 
 def prepared(tmp_path, *, first="", **environment):
@@ -13,7 +15,7 @@ def prepared(tmp_path, *, first="", **environment):
     code = (
         f"{first}\n"
         "import json, os\n"
-        "from flows.environment import prepare_prefect_environment\n"
+        "from flows.command.environment import prepare_prefect_environment\n"
         "answer = prepare_prefect_environment('runs')\n"
         "found = {k: v for k, v in os.environ.items() if k.startswith('PREFECT_')}\n"
         "print(json.dumps([answer, found]))\n"
@@ -41,6 +43,7 @@ def test_embedded_home_is_beside_the_runs(tmp_path):
     assert found == {
         "PREFECT_HOME": home,
         "PREFECT_PROFILES_PATH": f"{home}/profiles.toml",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home}/prefect.db",
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -69,19 +72,68 @@ def test_a_named_server_is_used_as_it_is(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_prefect_reads_what_was_prepared(tmp_path):
-    code = "from prefect.settings import get_current_settings as s; print(s().home, s().api.url)"
-    _, found = prepared(tmp_path)
-    result = subprocess.run(
+def as_prefect_reads_it(tmp_path, code, **environment):
+    """Run `code` in the folder with what was prepared there."""
+    _, found = prepared(tmp_path, **environment)
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    given = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
         cwd=tmp_path,
-        env={**{k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}, **found},
+        env={**given, "PYTHONPATH": path, **environment, **found},
+    ).stdout
+
+
+READ = """
+from prefect.settings import get_current_settings
+s = get_current_settings()
+print(s.home, s.api.url, s.server.database.connection_url.get_secret_value())
+"""
+
+
+def test_prefect_reads_what_was_prepared(tmp_path):
+    home = tmp_path / "runs" / ".prefect"
+    database = f"sqlite+aiosqlite:///{home}/prefect.db"
+    assert as_prefect_reads_it(tmp_path, READ).split() == [str(home), "None", database]
+
+
+def test_a_database_that_is_named_elsewhere_is_not_that_of_embedded_runs(tmp_path):
+    (tmp_path / ".env").write_text("PREFECT_SERVER_DATABASE_CONNECTION_URL=sqlite+aiosqlite:///a")
+    (tmp_path / "prefect.toml").write_text('[server.database]\nconnection_url = "sqlite:///b"\n')
+    told = as_prefect_reads_it(
+        tmp_path, READ, PREFECT_API_DATABASE_CONNECTION_URL="sqlite+aiosqlite:///c"
     )
-    assert result.stdout.split() == [str(tmp_path / "runs" / ".prefect"), "None"]
+    assert told.split()[2] == f"sqlite+aiosqlite:///{tmp_path}/runs/.prefect/prefect.db"
+
+
+REFUSE = """
+from flows.command.embedded_server import refuse_server_of_a_file
+from rlcore.errors import ConfigError
+try:
+    refuse_server_of_a_file()
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (".env", "PREFECT_API_URL=http://127.0.0.1:4999/api\n"),
+        ("prefect.toml", '[api]\nurl = "http://127.0.0.1:4999/api"\n'),
+        ("pyproject.toml", '[tool.prefect.api]\nurl = "http://127.0.0.1:4999/api"\n'),
+    ],
+)
+def test_a_server_that_is_named_in_a_file_is_refused_with_its_address(tmp_path, file, text):
+    assert as_prefect_reads_it(tmp_path, REFUSE) == ""
+    (tmp_path / file).write_text(text)
+    told = as_prefect_reads_it(tmp_path, REFUSE)
+    assert f"pyproject.toml in {tmp_path} names the Prefect server" in told
+    assert "set PREFECT_API_URL=http://127.0.0.1:4999/api to use it" in told
 
 
 def test_too_late_when_prefect_is_imported(tmp_path):

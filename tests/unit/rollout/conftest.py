@@ -1,5 +1,7 @@
 """Tiny random models, one of each type per run."""
 
+import zlib
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -9,24 +11,34 @@ from rlcore.rollout.sampling_params import SamplingParams
 from rlcore.rollout.transformers_engine import TransformersEngine
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def one_thread():
-    """Two threads on tensors this small mostly wait for each other."""
+    """Two threads on tensors this small mostly wait for each other; some tests ask for them."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
-    """A random Llama with grouped heads; EOS is token 2."""
-    folder = tmp_path_factory.mktemp("model")
+SHAPES = {
+    # Small, with grouped heads.
+    "small": {
+        "vocab_size": 300, "hidden_size": 96, "intermediate_size": 192,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.15,
+    },
+    # Two layers of SmolLM2-135M: its matrix products, those of the main job.
+    "smollm2": {
+        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "initializer_range": 0.06,
+    },
+}  # fmt: skip
+
+
+def _save_model(folder, shape):
+    """Save a random Llama; EOS is token 2."""
     config = LlamaConfig(
-        vocab_size=300, hidden_size=96, intermediate_size=192, num_hidden_layers=2,
-        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
-        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-        initializer_range=0.15,
+        num_hidden_layers=2, max_position_embeddings=512, tie_word_embeddings=True,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0, **SHAPES[shape],
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -35,14 +47,25 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def engines(model_folder):
-    """Make an engine per type, used again by every test: they end with nothing in flight."""
-    made = {}
+def model_folder(tmp_path_factory):
+    """The small model."""
+    return _save_model(tmp_path_factory.mktemp("model"), "small")
 
-    def get(dtype="float32"):
-        if dtype not in made:
-            made[dtype] = TransformersEngine(str(model_folder), dtype, 16, 256, 1)
-        return made[dtype]
+
+@pytest.fixture(scope="session")
+def engines(model_folder, tmp_path_factory):
+    """Make an engine per kind, used again by every test: they end with nothing in flight."""
+    made, folders = {}, {"small": model_folder}
+
+    def get(dtype="float32", shape="small", num_threads=1):
+        if shape not in folders:
+            folders[shape] = _save_model(tmp_path_factory.mktemp(shape), shape)
+        # Before the engine is made: it measures what holds at this number.
+        torch.set_num_threads(num_threads)
+        kind = (dtype, shape, num_threads)
+        if kind not in made:
+            made[kind] = TransformersEngine(str(folders[shape]), dtype, 16, 256, num_threads)
+        return made[kind]
 
     return get
 
@@ -71,7 +94,7 @@ def request_of():
     """Make an engine request."""
 
     def make(name, prompt, **params):
-        defaults = {"max_tokens": 24, "seed": abs(hash(name)) % 1000, "ignore_eos": True}
+        defaults = {"max_tokens": 24, "seed": zlib.crc32(name.encode()) % 1000, "ignore_eos": True}
         return EngineRequest(
             request_id=name, prompt_ids=list(prompt), params=SamplingParams(**defaults | params)
         )

@@ -77,6 +77,28 @@ def test_a_killed_replicas_request_goes_on_elsewhere_from_what_was_flushed():
     assert output.token_ids == generate(client_of(CountingReplica(num_tokens=20))).token_ids
 
 
+def test_a_fast_replica_is_asked_every_few_tens_of_tokens_not_every_few_seconds():
+    """64 tokens in 10 ms: 32 take 5 ms, and the least interval is 0.5 s."""
+
+    class Asked(CountingReplica):
+        num_asked = 0
+
+        async def partial(self, request_id):
+            self.num_asked += 1
+            return await super().partial(request_id)
+
+    async def run():
+        quick, slow = Asked(delay_s=0.01), Asked(delay_s=1.3)
+        client = client_of(quick, flush_interval_s=5.0)
+        for _ in range(40):
+            await session_of(client).generate("r", PROMPT, PARAMS)
+        client.router.replace_all({"replica-1": slow})
+        await session_of(client).generate("r", PROMPT, PARAMS)
+        return quick.num_asked, slow.num_asked
+
+    assert asyncio.run(run()) == (0, 2)
+
+
 def test_without_any_replica_the_request_fails_after_the_deadline():
     client = client_of(CountingReplica(dies_after=0), empty_deadline_s=0.05)
     with pytest.raises(ActorUnavailableError, match=r"waited 0.05 s for a replica"):

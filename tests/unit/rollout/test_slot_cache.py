@@ -5,7 +5,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlcore.errors import ConfigError, RolloutError
-from rlcore.rollout.slot_cache import BLOCK_WIDTH, SlotCache, narrow_widths, slot_attention
+from rlcore.rollout.slot_cache import (
+    BLOCK_WIDTH,
+    SlotCache,
+    narrow_widths,
+    query_rows,
+    slot_attention,
+)
 
 SLOTS, HEADS, GROUP, SIZE = 16, 2, 4, 32
 
@@ -113,6 +119,26 @@ def test_narrow_widths_are_below_the_block(dtype):
     widths = narrow_widths(SLOTS, HEADS, GROUP, SIZE, dtype, torch.get_num_threads())
     assert widths == tuple(sorted(widths))
     assert all(0 < width < BLOCK_WIDTH for width in widths)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", [2, 3])
+def test_the_same_contents_give_the_same_bits_in_every_slot(dtype, threads, group):
+    """Three query rows do not in float32 at two threads, where MKL is what multiplies."""
+    torch.set_num_threads(threads)
+    slots, heads, size, width = 16, 2, 16, 96
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(20):
+        query, key, value = (
+            torch.randn(1, *shape, generator=generator).to(dtype).expand(slots, -1, -1, -1)
+            for shape in ((heads * group, 1, size), (heads, width, size), (heads, width, size))
+        )
+        mask = torch.zeros(slots, 1, 1, width, dtype=dtype)
+        out, _ = slot_attention(torch.nn.Identity(), query, key, value, mask)
+        assert torch.equal(out, out[:1].expand_as(out))
+    rows = query_rows(slots, heads, group, size, dtype, threads)
+    assert group <= rows <= 16
 
 
 def test_attention_of_other_kinds_is_refused():

@@ -22,21 +22,25 @@ def _same(a, b):
     return a.token_ids == b.token_ids and a.log_probs == b.log_probs
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "trials", "longest"),
+    [("small", "float32", 4, 130), ("small", "bfloat16", 4, 130), ("smollm2", "bfloat16", 2, 60)],
+)
 def test_a_response_does_not_depend_on_the_others_or_on_when_they_arrive(
-    engines, run, request_of, dtype
+    engines, run, request_of, shape, dtype, trials, longest, num_threads
 ):
-    engine = engines(dtype)
+    engine = engines(dtype, shape, num_threads)
     probe = request_of("probe", _prompt(1, 19), seed=77, max_tokens=40)
     alone = run(engine, {0: [probe]})["probe"]
     assert len(alone.token_ids) == 40
-    for trial in range(4):
+    for trial in range(trials):
         rng = random.Random(trial)
         arrivals = {}
         for i in range(30):
             prompt = _prompt(rng.random(), rng.choice([1, 2, 9, 19, 33, 120]))
             other = request_of(
-                f"{trial}-{i}", prompt, seed=i, max_tokens=rng.randint(1, 130),
+                f"{trial}-{i}", prompt, seed=i, max_tokens=rng.randint(1, longest),
                 temperature=rng.choice([0.5, 1.0]), do_sample=rng.random() < 0.8,
             )  # fmt: skip
             arrivals.setdefault(rng.randint(0, 60), []).append(other)

@@ -1,12 +1,15 @@
 """Trackers, batch metrics and curves."""
 
+import asyncio
 import json
+import threading
+import time
 
 import pytest
 
 from rlcore.errors import DataError
 from rlcore.tracking.batch_metrics import batch_metrics
-from rlcore.tracking.curves import draw_curves, read_metrics, validation_scores
+from rlcore.tracking.curves import draw_curves, lacks_step, read_metrics, validation_scores
 from rlcore.tracking.tracker import TRACKERS, Tracking
 from rlcore.types import SampledBatch
 
@@ -57,9 +60,19 @@ def test_metrics_lines_are_read_back_and_a_later_attempt_wins(tmp_path):
     tracking.log({"a": 1.0}, 1)
     tracking.log({"a": 2.0}, 2)
     tracking.log({"a": 3.0}, 2)
-    tracking.finish()
+    asyncio.run(tracking.finish(60))
     assert read_metrics(tmp_path / "metrics.jsonl") == {1: {"a": 1.0}, 2: {"a": 3.0}}
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_a_line_that_was_being_written_when_its_process_died_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a"')
+    assert read_metrics(path) == {1: {"a": 1.0}}
+    tracking = Tracking(["file"], tmp_path)
+    tracking.log({"a": 2.0}, 2)
+    asyncio.run(tracking.finish(60))
+    assert read_metrics(path) == {1: {"a": 1.0}, 2: {"a": 2.0}}
 
 
 def test_validation_scores_are_read_back_up_to_a_step(tmp_path):
@@ -73,6 +86,9 @@ def test_validation_scores_are_read_back_up_to_a_step(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert validation_scores(path, up_to_step=3) == {"0": 0.1}
     assert validation_scores(path, up_to_step=4) == {"0": 0.1, "4": 0.4}
+    assert lacks_step(path, 3)
+    assert not lacks_step(path, 1)
+    assert not lacks_step(tmp_path / "no-such-tracker", 3)
 
 
 def test_a_tracker_that_breaks_is_switched_off_and_the_others_go_on(tmp_path, caplog):
@@ -93,13 +109,124 @@ def test_a_tracker_that_breaks_is_switched_off_and_the_others_go_on(tmp_path, ca
     tracking = Tracking(["breaks-in-test", "file"], tmp_path)
     tracking.log({"a": 1.0}, 1)
     tracking.log({"a": 2.0}, 2)
-    tracking.finish()
+    asyncio.run(tracking.finish(60))
     assert calls == [1]
     assert tracking.failures == [
         "tracker breaks-in-test is switched off: RuntimeError('no account')"
     ]
     assert "tracker breaks-in-test failed and is switched off" in caplog.text
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
+
+
+@pytest.fixture
+def hangs():
+    """Return a function that registers a tracker which hangs in one of its methods."""
+    over = threading.Event()
+    calls = []
+
+    def register(where):
+        class Hangs:
+            def __init__(self, folder):
+                self._hang("open")
+
+            def log(self, metrics, step):
+                self._hang("log")
+
+            def finish(self):
+                self._hang("finish")
+
+            def _hang(self, method):
+                calls.append(method)
+                if method == where:
+                    over.wait(60)
+
+        TRACKERS.register(f"hangs-in-{where}")(Hangs)
+        return [f"hangs-in-{where}", "file"]
+
+    register.calls = calls
+    yield register
+    over.set()
+
+
+def steps_written(folder):
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+
+
+@pytest.mark.parametrize("where", ["log", "finish"])
+def test_a_tracker_that_hangs_is_switched_off_while_the_loop_goes_on(tmp_path, hangs, where):
+    tracking = Tracking(hangs(where), tmp_path)
+    ticks = []
+
+    async def tick():
+        while True:
+            ticks.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    async def run():
+        ticking = asyncio.create_task(tick())
+        await asyncio.sleep(0.1)  # both are open
+        for step in (1, 2, 3):
+            tracking.log({"a": 1.0}, step)
+            await tracking.settle(0.3)
+        await tracking.finish(0.3)
+        ticking.cancel()
+
+    began = time.monotonic()
+    asyncio.run(run())
+    assert time.monotonic() - began < 0.1 + 0.3 + 1  # one deadline, not one per step
+    assert len(ticks) >= 20
+    assert tracking.failures == [
+        f"tracker hangs-in-{where} is switched off: it did not answer within 0.3 s"
+    ]
+    assert hangs.calls.count("log") == (1 if where == "log" else 3)
+    assert steps_written(tmp_path) == [1, 2, 3]
+
+
+def test_a_tracker_may_open_slowly_and_is_switched_off_when_it_never_does(tmp_path, hangs):
+    async def run():
+        tracking = Tracking(hangs("open"), tmp_path, open_s=0.5)
+        await asyncio.sleep(0.1)
+        tracking.log({"a": 1.0}, 1)
+        await tracking.settle(0.1)  # not waited for: it opens
+        assert tracking.failures == []
+        await asyncio.sleep(0.5)
+        tracking.log({"a": 1.0}, 2)
+        await tracking.settle(0.1)
+        assert tracking.failures == [
+            "tracker hangs-in-open is switched off: it did not open within 0.5 s"
+        ]
+        await tracking.finish(0.3)
+
+    asyncio.run(run())
+    assert steps_written(tmp_path) == [1, 2]
+
+
+def test_a_tracker_that_opens_late_gets_what_was_logged_meanwhile(tmp_path):
+    ready, seen = threading.Event(), []
+
+    class Late:
+        def __init__(self, folder):
+            ready.wait(10)
+
+        def log(self, metrics, step):
+            seen.append(step)
+
+        def finish(self):
+            seen.append("finish")
+
+    async def run():
+        tracking = Tracking(["late-in-test"], tmp_path)
+        for step in (1, 2):
+            tracking.log({"a": 1.0}, step)
+            await tracking.settle(5)
+        assert seen == []
+        ready.set()
+        await tracking.finish(10)
+        assert tracking.failures == []
+
+    TRACKERS.register("late-in-test")(Late)
+    asyncio.run(run())
+    assert seen == [1, 2, "finish"]
 
 
 def test_curves_are_drawn_from_the_metrics(tmp_path):
@@ -130,7 +257,7 @@ def test_wandb_works_without_an_account_and_a_resumed_run_goes_on(tmp_path, monk
     for step in (1, 2):
         tracking = Tracking(["wandb"], folder)
         tracking.log({"critic/score/mean": 0.5}, step)
-        tracking.finish()
+        asyncio.run(tracking.finish(60))
         assert tracking.failures == []
     written = list((folder / "wandb").glob("offline-run-*/run-run-7.wandb"))
     assert len(written) == 2  # both of wandb run `run-7`, which `wandb sync` puts together

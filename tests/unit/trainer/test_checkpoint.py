@@ -68,10 +68,81 @@ def test_an_older_attempt_cannot_move_the_pointer(store):
     assert store.steps() == [2]
 
 
-def test_a_repeated_save_replaces_the_same_step(store):
+def hidden(store):
+    return sorted(path.name for path in store.folder.path.glob(".global_step_*"))
+
+
+def test_a_try_that_finds_the_checkpoint_complete_only_sets_the_pointer(store):
     save(store, 2)
+    save(store, 4)
+    (store.at(4).path / "references" / "promoted").write_text("")
+    (store.folder.path / POINTER).write_text("2")  # as if it had died between rename and pointer
+
+    def fail(path):
+        raise AssertionError("it is written already")
+
+    assert save(store, 4, write=fail).global_step == 4
+    assert store.latest().global_step == 4
+    assert (store.at(4).path / "references" / "promoted").exists()
+    assert hidden(store) == []
+
+
+def test_what_another_attempt_left_without_the_pointer_is_replaced_and_stays_referenced(store):
     save(store, 2)
-    assert store.steps() == [2]
+    save(store, 4)
+    (store.at(4).path / "references" / "promoted").write_text("")
+    (store.folder.path / POINTER).write_text("2")
+    store.folder.begin_attempt(max_attempts=9)
+
+    def write(path):
+        path.mkdir()
+        (path / "weights").write_text("of attempt 2")
+
+    checkpoint = save(store, 4, attempt=2, write=write)
+    assert (checkpoint.actor_path / "weights").read_text() == "of attempt 2"
+    assert (checkpoint.path / "references" / "promoted").exists()
+    assert store.latest().load_trainer()["attempt"] == 2
+    assert hidden(store) == []
+
+
+def test_an_overdue_try_is_left_alone_until_the_training_worker_has_left_it(store):
+    def overdue(path):
+        path.mkdir()
+        (path / "half").write_text("")
+        raise TimeoutError("overdue")
+
+    with pytest.raises(TimeoutError):
+        save(store, 2, write=overdue)
+    (earlier,) = hidden(store)
+
+    def write(path):
+        # The worker still writes there when the second try begins, and then serves that one.
+        (store.folder.path / earlier / "actor" / "rest").write_text("")
+        write_actor(path)
+
+    save(store, 2, write=write)
+    assert hidden(store) == []
+    assert store.latest().global_step == 2
+
+
+def test_left_overs_that_cannot_be_deleted_are_told_and_stop_nothing(store, caplog):
+    (store.folder.path / ".global_step_1.attempt-7-x.tmp").write_text("no folder")
+    save(store, 2)
+    assert store.latest().global_step == 2
+    assert ".global_step_1.attempt-7-x.tmp cannot be deleted yet" in caplog.text
+
+
+def test_a_pointer_at_a_missing_checkpoint_falls_back_to_the_newest_before_it(store, caplog):
+    for step in (2, 4, 6):
+        save(store, step)
+    store.at(6).path.rename(store.folder.path / "gone")
+    save(store, 8)
+    (store.folder.path / POINTER).write_text("6")
+    assert store.latest().global_step == 4
+    assert "checkpoint 6 is not there; the newest before it is that of step 4" in caplog.text
+    (store.folder.path / POINTER).write_text("1")
+    with pytest.raises(CheckpointError, match="no complete checkpoint; steps that have one"):
+        store.latest()
 
 
 def test_rotation_keeps_the_newest_the_best_and_the_referenced(store):
@@ -80,6 +151,7 @@ def test_rotation_keeps_the_newest_the_best_and_the_referenced(store):
     (store.at(4).path / "references" / "promoted").write_text("")
     assert store.rotate(2, best_step=2) == [6]
     assert store.steps() == [2, 4, 8, 10]
+    assert hidden(store) == []
     assert store.rotate(None, best_step=None) == []
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.embedded_server import start_full_server
-from flows.environment import (
+from flows.command.embedded_server import start_full_server
+from flows.command.environment import (
     deploy_environment,
     prefect_api_url,
     prepare_served_environment,
@@ -49,7 +49,7 @@ def serve(
     typer.echo(f"serving the deployments of prefect.yaml; UI: {url.removesuffix('/api')}")
     sys.stdout.flush()
     # In a process image of its own: Prefect reads its settings when it is imported.
-    os.execv(sys.executable, [sys.executable, "-m", "flows.commands_deploy"])
+    os.execv(sys.executable, [sys.executable, "-m", "flows.command.deploy"])
 
 
 async def _work_pools() -> None:

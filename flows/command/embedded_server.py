@@ -17,12 +17,13 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from flows.environment import LOOPBACK, prefect_home, ui_environment
-from rlcore.errors import DeadlineExceededError
+from flows.command.environment import LOOPBACK, prefect_home, ui_environment
+from rlcore.errors import ConfigError, DeadlineExceededError
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,10 @@ def start_embedded_server() -> str:
     """Start the temporary server that this process's flows will use; return its address.
 
     Raises:
+        ConfigError: Prefect has found the address of another server in a file.
         DeadlineExceededError: it did not start within START_S seconds.
     """
+    refuse_server_of_a_file()
     from prefect.server.api.server import SubprocessASGIServer
 
     server = SubprocessASGIServer()  # the one instance that Prefect's clients ask for, too
@@ -59,6 +62,25 @@ def start_embedded_server() -> str:
         watch(server.server_process.pid)
     threading.Thread(target=_keep_alive, args=(server,), name="server-keeper", daemon=True).start()
     return server.address
+
+
+def refuse_server_of_a_file() -> None:
+    """Refuse an address that Prefect has from a file and not from the environment.
+
+    Its clients would record the run there, and we would look for it in the embedded database.
+
+    Raises:
+        ConfigError: there is one; names it.
+    """
+    from prefect.settings import get_current_settings
+
+    url = get_current_settings().api.url
+    if url is not None:
+        raise ConfigError(
+            f"PREFECT_API_URL is not set, but .env, prefect.toml or pyproject.toml in {Path.cwd()} "
+            f"names the Prefect server {url}: set PREFECT_API_URL={url} to use it, or take it out "
+            "of the file to use the embedded one"
+        )
 
 
 def _keep_alive(server: Any) -> None:
@@ -147,7 +169,7 @@ def _wait_until_it_answers(url: str, server: "subprocess.Popen[bytes]") -> None:
 def watch(pid: int) -> "subprocess.Popen[bytes]":
     """End process `pid` when this process is gone; return the process that sees to it."""
     watcher = subprocess.Popen(
-        [sys.executable, "-m", "flows.embedded_server", str(pid)],
+        [sys.executable, "-m", "flows.command.embedded_server", str(pid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.environment import prefect_api_url
+from flows.command.environment import prefect_api_url
 from rlcore.errors import CheckpointError
 
 RunsRoot = Annotated[str, typer.Option(help="Folder of the runs (trainer.runs_root).")]

@@ -9,8 +9,13 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import to_json
 
-from flows.embedded_server import start_embedded_server
-from flows.environment import prefect_api_url
+from flows.command.embedded_server import start_embedded_server
+from flows.command.environment import (
+    foreign_databases,
+    prefect_api_url,
+    prefect_home,
+    prepare_prefect_environment,
+)
 from rlcore.errors import (
     CheckpointError,
     ConfigError,
@@ -76,6 +81,19 @@ def told_clearly() -> Iterator[None]:
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.secho("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def prepare_prefect(runs_root: str) -> None:
+    """Choose the Prefect server of this process; tell what the environment says in vain."""
+    if prefect_api_url() is None:
+        tell_notices(
+            [
+                f"{name} is for a server of yours; runs without PREFECT_API_URL are recorded in "
+                f"{prefect_home(runs_root)}"
+                for name in foreign_databases(runs_root)
+            ]
+        )
+    prepare_prefect_environment(runs_root)
 
 
 def run_flow(flow: Callable[..., Any], **parameters: Any) -> Any:

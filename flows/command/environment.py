@@ -11,6 +11,10 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+DATABASE_NAMES = (DATABASE, "PREFECT_API_DATABASE_CONNECTION_URL")
+"""Prefect's names of one setting; the first counts before the second."""
+
 
 def prefect_home(runs_root: str | Path) -> Path:
     """Return the folder of Prefect's embedded database: beside the runs, never the user's own."""
@@ -26,8 +30,10 @@ def prepare_prefect_environment(runs_root: str | Path) -> str:
     """Choose the Prefect server of this process, and return its URL or the embedded home.
 
     With PREFECT_API_URL nothing is changed. Without it Prefect starts a temporary server whose
-    database lies in `<runs_root>/.prefect`. What the user has set stays as it is, the home and the
-    server's address excepted.
+    database lies in `<runs_root>/.prefect`. What the user has set stays as it is, the home, the
+    database and the server's address excepted. Prefect also reads files of the folder it stands in
+    (.env, prefect.toml, pyproject.toml), before which the environment counts; an address in one of
+    them is refused once Prefect is imported (embedded_server.py).
 
     Raises:
         RuntimeError: Prefect was imported before, and has read the user's settings already.
@@ -42,6 +48,12 @@ def prepare_prefect_environment(runs_root: str | Path) -> str:
     os.environ.pop("PREFECT_API_URL", None)  # set, but empty
     os.environ.update(_embedded(home, os.environ))
     return str(home)
+
+
+def foreign_databases(runs_root: str | Path) -> list[str]:
+    """Return the variables that name another database than the one of embedded runs."""
+    own = _database(prefect_home(runs_root))
+    return [name for name in DATABASE_NAMES if os.environ.get(name, own) not in ("", own)]
 
 
 def prepare_ray_environment() -> None:
@@ -85,6 +97,10 @@ def prepare_served_environment(url: str) -> None:
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "9")
 
 
+def _database(home: Path) -> str:
+    return f"sqlite+aiosqlite:///{home}/prefect.db"
+
+
 def _embedded(home: Path, given: Mapping[str, str]) -> dict[str, str]:
     wanted = {
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "true",
@@ -102,4 +118,5 @@ def _embedded(home: Path, given: Mapping[str, str]) -> dict[str, str]:
         "PREFECT_HOME": str(home),
         # A profile file of the user's, or one named in the environment, could name a server.
         "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+        DATABASE: _database(home),
     }

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.command_line import (
+from flows.command.command_line import (
     REFUSED,
     FromVerl,
     MaybePreset,
@@ -34,7 +34,7 @@ def check(
     ] = False,
 ) -> None:
     """Check a configuration without starting anything; lists every problem at once."""
-    from flows.requests import read_request
+    from flows.command.run_request import read_request
     from rlcore.config import report
 
     if as_json:
@@ -44,7 +44,7 @@ def check(
     config, found = request.resolved(), request.examination
     typer.echo(report.as_text(config, found.notices, found.source, show_all=show_all))
     if request.script is not None:
-        from flows.requests import script_lines
+        from flows.command.run_request import script_lines
 
         typer.echo("\n".join(script_lines(request.script)))
     if data:
@@ -90,7 +90,7 @@ def check_env(
     ] = None,
 ) -> None:
     """Try a preset's sessions, tools and rewards without the model: what the trainer would see."""
-    from flows.check_env import show_environment
+    from flows.command.check_env import show_environment
     from rlcore.config import resolve_config
 
     resolved = resolve_config(preset, overrides or [])
@@ -102,7 +102,7 @@ def _check_as_json(
     preset: str | None, overrides: list[str] | None, from_verl: str | None, *, with_data: bool
 ) -> None:
     """Print what `check` finds; whatever is wrong is in `problems`, in the same words."""
-    from flows.requests import read_request
+    from flows.command.run_request import read_request
     from rlcore.config import report
 
     told: dict[str, Any] = {"ok": False, "source": from_verl or preset, "problems": []}

@@ -1,0 +1,1 @@
+"""The `rollflow` command but for its entry, `flows.cli`: nothing here is a flow."""

@@ -1,0 +1,145 @@
+"""A run's cluster in memory, for tests of what supervises it: workers that die on a schedule."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rlcore.agent_loop.worker import WorkerStatus
+from rlcore.errors import ActorUnavailableError
+
+
+class FakeWorker:
+    """An AgentLoopWorkerHandle without a process.
+
+    Args:
+        worker_id: Its id.
+        calls: Gets the name of every call.
+        lives: How many answers of `status` it lives to give; None: for ever.
+        fails_to_start: What `ready` raises.
+        drain_s: How long its prompts take to end.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        calls: "CallLog",
+        *,
+        lives: int | None = None,
+        fails_to_start: Exception | None = None,
+        drain_s: float = 0.0,
+    ) -> None:
+        self.worker_id = worker_id
+        self._calls = calls
+        self._lives = lives
+        self._fails_to_start = fails_to_start
+        self._drain_s = drain_s
+        self._num_answers = 0
+
+    async def ready(self, deadline_s: float) -> None:
+        """Start."""
+        del deadline_s
+        self._calls.add(f"ready {self.worker_id}")
+        if self._fails_to_start is not None:
+            raise self._fails_to_start
+
+    async def status(self, deadline_s: float) -> WorkerStatus:
+        """Return a status, or die.
+
+        Raises:
+            ActorUnavailableError: it is dead.
+        """
+        del deadline_s
+        if self._num_answers == self._lives:
+            raise ActorUnavailableError(f"{self.worker_id} was killed by the test")
+        self._num_answers += 1
+        return WorkerStatus(
+            worker_id=self.worker_id, active_prompts=0, active_sessions=0, claimed=0, finished=0,
+            failed=0, failed_sessions=0, tokens=self._num_answers, tokens_per_s=0.0, in_flight={},
+        )  # fmt: skip
+
+    async def stop(self, deadline_s: float) -> dict[str, float]:
+        """Drain.
+
+        Raises:
+            ActorUnavailableError: it took longer than `deadline_s`.
+        """
+        self._calls.add(f"stop {self.worker_id} within {deadline_s:g}")
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.sleep(self._drain_s)
+        except TimeoutError:
+            raise ActorUnavailableError(f"{self.worker_id} did not answer") from None
+        return {"tokens": float(self._num_answers)}
+
+    def kill(self) -> None:
+        """Die."""
+        self._calls.add(f"kill {self.worker_id}")
+
+
+class CallLog:
+    """What was called, and when."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._times: list[float] = []
+
+    def add(self, name: str) -> None:
+        """Write a call down."""
+        self.names.append(name)
+        self._times.append(time.monotonic())
+
+    def seconds_between(self, first: str, second: str) -> float:
+        """Return how long after one call the other came."""
+        return self._times[self.names.index(second)] - self._times[self.names.index(first)]
+
+
+class FakeWorkerLedger:
+    """A ledger that takes prompts back, after it has been started anew."""
+
+    def __init__(self, calls: CallLog, failures: Sequence[Exception] = ()) -> None:
+        self._calls = calls
+        self._failures = list(failures)
+
+    def release_worker(self, worker_id: str) -> list[str]:
+        """Take a worker's prompts back."""
+        if self._failures:
+            raise self._failures.pop(0)
+        self._calls.add(f"release {worker_id}")
+        return []
+
+
+class FakeCluster:
+    """The part of a cluster that a producer uses.
+
+    Args:
+        *workers: Parameters of one worker after the other; later ones live for ever.
+        replicas: Name to something with `health(deadline_s)`.
+        ledger_failures: What the ledger raises first.
+
+    Attributes:
+        calls: What was called on workers and ledger.
+    """
+
+    def __init__(
+        self,
+        *workers: dict[str, Any],
+        replicas: dict[str, Any] | None = None,
+        ledger_failures: Sequence[Exception] = (),
+    ) -> None:
+        self.calls = CallLog()
+        self.ledger = FakeWorkerLedger(self.calls, ledger_failures)
+        self.replicas = replicas or {}
+        self._scripts = list(workers)
+        self._num_workers = 0
+
+    def begin_end(self) -> None:
+        """Hear that the run was cancelled."""
+        self.calls.add("begin_end")
+
+    def new_agent_loop_worker(self, index: int) -> FakeWorker:
+        """Make the next worker; its id is `w<number>`."""
+        del index
+        self._num_workers += 1
+        script = self._scripts.pop(0) if self._scripts else {}
+        return FakeWorker(f"w{self._num_workers}", self.calls, **script)

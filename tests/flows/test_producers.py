@@ -1,0 +1,115 @@
+"""The producers beside the body of a run, as subflows of a real flow; workers are fakes."""
+
+import asyncio
+import time
+
+import pytest
+from prefect import flow
+
+from flows.rollout_producer import HURRIED_DRAIN_S, rollout_producers
+from rlcore.errors import ActorUnavailableError, ConfigError, ReplicaDiedError
+from rlcore.testing.cluster import FakeCluster
+from tasks.active_run import ACTIVE_RUN
+
+pytestmark = pytest.mark.usefixtures("prefect_session")
+
+
+def train(run, body, **options):
+    """Run `body` as a flow beside the producers of a run."""
+
+    @flow(name="train", persist_result=False)
+    async def outer():
+        token = ACTIVE_RUN.set(run)
+        try:
+            async with rollout_producers(run, **options):
+                return await body()
+        finally:
+            ACTIVE_RUN.reset(token)
+
+    return asyncio.run(outer())
+
+
+async def for_ever():
+    await asyncio.sleep(60)
+
+
+def test_the_body_runs_when_the_worker_is_ready_which_drains_when_it_is_over(make_run):
+    cluster = FakeCluster()
+
+    async def body():
+        return list(cluster.calls.names)
+
+    assert train(make_run(cluster), body) == ["ready w1"]
+    assert cluster.calls.names == ["ready w1", "stop w1 within 20", "kill w1"]
+
+
+def test_a_producer_that_fails_cancels_the_body_and_its_own_error_is_raised(make_run):
+    class Dead:
+        def health(self, deadline_s):
+            raise ActorUnavailableError("the actor's process is gone")
+
+    cluster = FakeCluster(replicas={"replica-0": Dead()})
+    cancelled = []
+
+    async def body():
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    began = time.monotonic()
+    with pytest.raises(ReplicaDiedError, match="replica-0 died: the actor's process is gone"):
+        train(make_run(cluster), body)
+    assert cancelled
+    assert time.monotonic() - began < 15
+    # The worker of the failed producer is dead before the body hears of it.
+    assert cluster.calls.names == ["ready w1", "kill w1", "begin_end"]
+
+
+def test_a_worker_that_cannot_start_ends_a_run_whose_body_has_not_begun(make_run):
+    cluster = FakeCluster({"fails_to_start": ConfigError("no such reward function")})
+    begun = []
+
+    async def body():
+        begun.append(True)
+
+    with pytest.raises(ConfigError, match="no such reward function"):
+        train(make_run(cluster), body)
+    assert not begun
+
+
+def test_a_cancelled_run_lets_sessions_end_for_a_moment_only(make_run):
+    cluster = FakeCluster({"drain_s": 60})
+
+    async def body():
+        asyncio.current_task().cancel()
+        await for_ever()
+
+    with pytest.raises(asyncio.CancelledError):
+        train(make_run(cluster), body)
+    assert cluster.calls.names == [
+        "ready w1", "begin_end", f"stop w1 within {HURRIED_DRAIN_S:g}", "kill w1"
+    ]  # fmt: skip
+
+
+def test_a_supervisor_that_hangs_is_cancelled_after_the_drain_deadline(make_run):
+    cluster = FakeCluster()
+    run = make_run(cluster)
+    run.drain_s = 0.1
+    new_worker = cluster.new_agent_loop_worker
+
+    def hangs(index):
+        worker = new_worker(index)
+
+        async def stop(deadline_s):
+            cluster.calls.add("stop")
+            await for_ever()
+
+        worker.stop = stop
+        return worker
+
+    cluster.new_agent_loop_worker = hangs
+    train(run, lambda: asyncio.sleep(0), kill_s=0.2)
+    assert cluster.calls.names == ["ready w1", "stop", "kill w1"]
+    assert cluster.calls.seconds_between("stop", "kill w1") < 5
