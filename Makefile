@@ -12,19 +12,22 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-async test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
+.PHONY: docs train test test-training test-async test-prefect test-prefect-lowest coverage mutation check bench setup setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
-test: setup ## Run the tests (about 11 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow and not async_modes" '--jaxtyping-packages=$(CHECKED)'
+test: setup ## Run the tests (about 10 minutes on 2 cores)
+	$(BIN)/pytest -m "not slow and not async_modes and not training_runs" '--jaxtyping-packages=$(CHECKED)'
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
 	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100
 
 mutation: setup ## Mutants of rlcore/algorithms (signs, constants, masks): at least 90 % must die
 	$(BIN)/python tests/mutation/mutate.py
+
+test-training: setup ## Scripts of verl's, trained on the tiny model
+	$(BIN)/pytest -m training_runs tests/integration
 
 test-async: setup ## Whole runs of the asynchronous modes beside sync
 	$(BIN)/pytest -m async_modes tests/integration

@@ -5,6 +5,9 @@ recovered from its journal has gone through the same calls as the one that wrote
 
     pending → running → finished | failure → sampled → trained
     exits: stale, filtered, failed (given up), discarded
+
+One file, though a long one: every event and the counts that it moves have to be read together, and
+nothing else may change them.
 """
 
 import time

@@ -95,7 +95,7 @@ class _Call:
     num_refilled: int = 0
     num_returned: int = 0
     num_quarantined: int = 0
-    """Refilled in a row while nothing was on its way afterwards: all of quarantined rows."""
+    """Refilled in a row of which none was run: all are of quarantined rows."""
 
     def left_s(self, what: str) -> float:
         """Return the seconds that are left.
@@ -321,14 +321,15 @@ class ReplayBuffer(PartitionViews):
                 "(no refill_fn)"
             )
         logger.info("%d groups of %s were evicted; as many prompts are fed", count, partition_id)
-        before = self.ledger.counts(partition_id)["fed"]
+        before = self.ledger.counts(partition_id)
         call.refill_fn(count)
-        counts = self.ledger.counts(partition_id)
-        if counts["fed"] == before:
+        after = self.ledger.counts(partition_id)
+        fed, failed = (after[name] - before[name] for name in ("fed", "failed"))
+        if not fed:
             raise RolloutError(f"refill_fn was asked for {count} prompts and fed no new one")
         # As many may be owed as before: other groups were evicted meanwhile.
-        on_their_way = counts["pending"] + counts["running"]
-        call.num_quarantined = 0 if on_their_way else call.num_quarantined + counts["fed"] - before
+        # What is fed of a quarantined row has failed at once; else groups fail in `sample` only.
+        call.num_quarantined = call.num_quarantined + fed if failed >= fed else 0
         if call.num_quarantined >= MOST_QUARANTINED:
             raise RolloutError(
                 f"the last {call.num_quarantined} prompts that were fed to {partition_id} are of "

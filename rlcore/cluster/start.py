@@ -22,12 +22,13 @@ from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.device_lock import cluster_device_lock, local_device_lock, waited_lock
 from rlcore.cluster.ends import Ends
 from rlcore.cluster.executor import ExecutorPool, PoolLimits
-from rlcore.cluster.ledger import LedgerClient, start_ledger
+from rlcore.cluster.ledger import start_ledger
+from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.cluster.llm_server import ReplicaClient, start_replicas
 from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_queue_host
 from rlcore.cluster.reward_model import RewardModel, start_reward_model
-from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
+from rlcore.cluster.worker_environment import worker_environment
 from rlcore.config import RunConfig
 from rlcore.daemon_thread import DaemonThread, in_daemon_thread
 from rlcore.errors import ConfigError, TransientError
@@ -75,7 +76,7 @@ def connect_ray(config: RunConfig) -> bool:
     options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.WARNING,
-        "runtime_env": {"env_vars": COMPUTE_ENVIRONMENT},
+        "runtime_env": worker_environment(),
     }
     if address is None:
         options |= {

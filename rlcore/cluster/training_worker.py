@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 from rlcore.checkpoint_engine.segment_file import hold_segment, remove_leftovers, segment_path
 from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
-from rlcore.cluster.threads import COMPUTE_ENVIRONMENT
+from rlcore.cluster.worker_environment import COMPUTE_ENVIRONMENT
 from rlcore.config import RunConfig
 from rlcore.errors import ActorUnavailableError, DeadlineExceededError
 from rlcore.training.spec import TrainingSpec

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.config.actor import SEQUENCE_AGG
-from rlcore.config.arguments import ESTIMATORS, keys_of, keys_read_by
+from rlcore.config.argument_table import ESTIMATORS
+from rlcore.config.arguments import keys_of, keys_read_by
 from rlcore.config.corrections import inverted_k1
 from rlcore.config.tree import Tree, get, markers, put
 

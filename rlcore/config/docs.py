@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlcore.config.arguments import ARGUMENTS, ESTIMATORS, LOSSES, Argument
+from rlcore.config.argument_table import ARGUMENTS, ESTIMATORS, LOSSES, Argument
 from rlcore.config.deviations import DEVIATIONS
 from rlcore.config.names import KINDS
 from rlcore.config.schema import json_schema

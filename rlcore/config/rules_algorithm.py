@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from rlcore.config.arguments import ESTIMATORS, GROUP_ESTIMATORS, LOSSES, keys_of, keys_read_by
+from rlcore.config.argument_table import ESTIMATORS, GROUP_ESTIMATORS, LOSSES
+from rlcore.config.arguments import keys_of, keys_read_by
 from rlcore.config.corrections import OPTIONS, read_threshold, split_options, split_thresholds
 from rlcore.config.problems import Problem
 from rlcore.config.run import RunConfig

@@ -4,9 +4,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlcore.config.problems import CROSS_FIELD, Problem, show
+from rlcore.config.refused_values import REFUSED_VALUES
 from rlcore.config.run import RunConfig
 from rlcore.config.tree import Tree, all_fields, get, put, remove
-from rlcore.config.verl_keys import REFUSED_VALUES
 
 
 def validate_tree(tree: Tree) -> tuple[RunConfig | None, list[Problem]]:

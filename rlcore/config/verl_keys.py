@@ -1,4 +1,4 @@
-"""verl's keys that rollflow has no field for, and values of its keys that it does not do.
+"""verl's keys that rollflow has no field for: a table.
 
 A key is *satisfied* when it asks for what happens anyway, or is a sizing hint of an engine that is
 not in use: one notice. Otherwise it is *refused*, with reason and fix. First match wins; a trailing
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 
-class _Any:
+class AnyValue:
     """Every value is satisfied."""
 
 
-ANY: Final = _Any()
+ANY: Final = AnyValue()
 LEAVE_OUT: Final = "leave it out"
 
 
@@ -22,7 +22,7 @@ class VerlKey:
     """A key of verl's without a field of ours."""
 
     pattern: str
-    satisfied: tuple[Any, ...] | _Any
+    satisfied: tuple[Any, ...] | AnyValue
     """Values that ask for what happens anyway."""
     reason: str
     fix: str
@@ -35,7 +35,7 @@ class VerlKey:
 
     def is_satisfied_by(self, value: Any) -> bool:
         """Whether `value` asks for what happens anyway."""
-        if isinstance(self.satisfied, _Any):
+        if isinstance(self.satisfied, AnyValue):
             return True
         return any(_unordered(value) == _unordered(item) for item in self.satisfied)
 
@@ -66,12 +66,12 @@ _FSDP_SIZING: Final = (
 
 def _fsdp_rows(
     section: str, but: tuple[str, ...] = ()
-) -> list[tuple[str, tuple[Any, ...] | _Any, str, str]]:
+) -> list[tuple[str, tuple[Any, ...] | AnyValue, str, str]]:
     keys = [key for key in _FSDP_SIZING if key not in but]
     return [(f"{section}.{key}", ANY, _OTHER_SHARDING, LEAVE_OUT) for key in keys]
 
 
-_ROWS: list[tuple[str, tuple[Any, ...] | _Any, str, str]] = [
+_ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
     # pattern, satisfied values, reason (also of the notice), fix
     # --- data
     ("data.val_batch_size", ANY, "the whole validation set is one batch", LEAVE_OUT),
@@ -358,59 +358,3 @@ VERL_KEYS: tuple[VerlKey, ...] = tuple(
     VerlKey(pattern=pattern, satisfied=satisfied, reason=reason, fix=fix)
     for pattern, satisfied, reason, fix in _ROWS
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RefusedValue:
-    """Values of an honoured key that mean something in verl and that rollflow does not do."""
-
-    values: tuple[Any, ...] | _Any
-    reason: str
-    fix: str
-
-    def names(self, value: Any) -> bool:
-        """Whether `value`, or an item of it, is one of these values."""
-        items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore[reportUnknownArgumentType]
-        return isinstance(self.values, _Any) or any(item in self.values for item in items)
-
-
-REFUSED_VALUES: dict[str, RefusedValue] = {
-    "trainer.device": RefusedValue(
-        values=("npu",), reason="training runs on CPUs and NVIDIA GPUs", fix="set it to cpu"
-    ),
-    f"{_A}actor.kl_loss_type": RefusedValue(
-        values=("full",),
-        reason="the KL over the whole vocabulary is not computed (nor in verl)",
-        fix="set it to low_var_kl",
-    ),
-    "algorithm.kl_penalty": RefusedValue(
-        values=("full",),
-        reason="the KL over the whole vocabulary is not computed (nor in verl)",
-        fix="set it to kl",
-    ),
-    f"{_A}actor.optim.lr_scheduler_type": RefusedValue(
-        values=("linear", "wsd"),
-        reason="this schedule is not there yet",
-        fix="set it to constant or cosine",
-    ),
-    f"{_A}rollout.top_p": RefusedValue(
-        values=ANY,
-        reason="the trainer computes log-probs of the full distribution and cannot reproduce it",
-        fix="set it to 1",
-    ),
-    f"{_A}rollout.top_k": RefusedValue(
-        values=ANY,
-        reason="the trainer computes log-probs of the full distribution and cannot reproduce it",
-        fix="set it to -1",
-    ),
-    f"{_A}rollout.dtype": RefusedValue(
-        values=("float16", "half", "auto", "fp8"),
-        reason="the embedded engine computes in bfloat16 or float32",
-        fix="set it to one of the two",
-    ),
-    f"{_A}rollout.calculate_log_probs": RefusedValue(
-        values=(False,),
-        reason="the engine reports log-probs anyway, and engine and trainer are compared by them",
-        fix="leave it out",
-    ),
-}  # fmt: skip

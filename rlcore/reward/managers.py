@@ -47,14 +47,15 @@ class DapoRewardManager:
 
     def __init__(self, config: RunConfig) -> None:
         self._buffer = config.reward.reward_kwargs.overlong_buffer_cfg
-        settings = arguments(config, "overlong_penalty")
+        self._penalty: Callable[[int], float] = lambda _: 0.0
         if self._buffer.enable:
-            # Agent loop workers have no torch otherwise; only runs with the penalty pay for it.
-            import torch
+            # Agent loop workers do without torch, except for this.
+            from torch import tensor
 
             from rlcore.algorithms import overlong_penalty
 
-            self._penalty = lambda n: overlong_penalty(torch.tensor([n]), **settings).item()
+            settings = arguments(config, "overlong_penalty")
+            self._penalty = lambda tokens: float(overlong_penalty(tensor([tokens]), **settings))
 
     async def run(self, task: RewardTask, score: Score) -> Reward:
         """Return the function's score with the penalty added."""

@@ -11,6 +11,9 @@ States: loading -> ready; draining (finishes what runs) -> paused; asleep (no ke
 dead (the engine raised). The gate is closed while paused, draining, or during a weight update.
 Requests that arrive then are parked; those that run are frozen during a weight update and go on
 with the new weights, their keys and values of older weights kept.
+
+One file, though a long one: it is one state machine under one lock, and its two sides (callers, the
+engine thread) can be judged only side by side.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rlcore.buffer.policy import SamplePolicy
 from rlcore.buffer.transfer_queue import attached_queue
-from rlcore.cluster.ledger import LedgerClient
+from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.config import RunConfig
 from rlcore.trainer.checkpoint import CheckpointStore
 from rlcore.trainer.prompt_source import PromptSource

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
-from rlcore.cluster.ledger import LedgerClient
+from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.cluster.reward_model import RewardModel
 from rlcore.cluster.training_worker import TrainingGroup
 from rlcore.trainer.run_folder import RunFolder

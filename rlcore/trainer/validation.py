@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.buffer.transfer_queue import QueueClient
-from rlcore.cluster.ledger import LedgerClient
+from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.reward.extraction import ANSWER_EXTRACTORS
 from rlcore.trainer.dumps import dump_validation
 from rlcore.trainer.late_rewards import LateScorer

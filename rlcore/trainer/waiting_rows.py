@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from rlcore.buffer.transfer_queue import QueueClient
-from rlcore.cluster.ledger import LedgerClient
+from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.schema import ROLLOUT_COLUMNS
 from rlcore.types import CallKey
 

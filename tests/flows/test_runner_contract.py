@@ -1,6 +1,7 @@
 """What the task runner promises, on every supported Prefect; imports nothing that needs torch.
 
-Bodies run in executors, which is why they report by files and return values.
+Bodies run in executors, which is why they report by files and return values. One file, though a
+long one: it is the contract, run alone in the environment of the lowest Prefect.
 """
 
 import asyncio

@@ -109,7 +109,7 @@ def end_groups(processes: "list[subprocess.Popen[bytes]]") -> None:
 def start_ray_head(
     home: Path, environment: dict[str, str], *, num_cpus: int
 ) -> "tuple[subprocess.Popen[bytes], str]":
-    """Start a Ray cluster whose token lies in `home`; return its process and its address."""
+    """Start a Ray cluster in `home`, where its token lies; return process and address."""
     given = {**environment, "HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}"}
     (home / ".ray").mkdir(exist_ok=True)
     subprocess.run(
@@ -122,7 +122,7 @@ def start_ray_head(
              f"--port={port}", f"--num-cpus={num_cpus}", "--include-dashboard=false",
              "--disable-usage-stats"],
             env={**given, "RAY_AUTH_MODE": "token"}, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            cwd=home, start_new_session=True,
         )  # fmt: skip
     ends = time.monotonic() + 60
     while "Ray runtime started" not in log.read_text():

@@ -6,7 +6,8 @@ import pytest
 import ray
 
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
-from rlcore.cluster.ledger import LedgerActor, LedgerClient
+from rlcore.cluster.ledger import LedgerActor
+from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.data.dataset import PromptOrder, load_dataset, make_specs
 from rlcore.errors import ActorUnavailableError
 from rlcore.testing.rollout import CountingReplica, MemoryQueueHost

@@ -46,15 +46,24 @@ def outcome(folder):
     return attempt["outcome"]
 
 
+def processes_of(project):
+    """Processes with the project's folder in their environment: other tests have some, too."""
+    wanted = str(project.root / "tmp")
+    return {p for p in psutil.process_iter(["environ"]) if wanted in str(p.info)}
+
+
+@pytest.fixture
 def no_process_is_left(project):
-    family = [
-        p for p in psutil.process_iter(["environ"]) if str(project.root / "tmp") in str(p.info)
-    ]
-    _, alive = psutil.wait_procs(family, timeout=30)
-    return not alive
+    before = processes_of(project)
+
+    def check():
+        _, alive = psutil.wait_procs(processes_of(project) - before, timeout=30)
+        return not alive
+
+    return check
 
 
-def test_an_engine_that_breaks_ends_the_run_at_once_with_its_error(project):
+def test_an_engine_that_breaks_ends_the_run_at_once_with_its_error(project, no_process_is_left):
     (project.root / "breaks.py").write_text(ENGINE)
     folder = project.root / "broken"
     began = time.monotonic()
@@ -68,10 +77,10 @@ def test_an_engine_that_breaks_ends_the_run_at_once_with_its_error(project):
     # Not after deadlines.start, for which a request waits for a replica.
     assert time.monotonic() - began < 150
     assert outcome(folder) == "crashed"
-    assert no_process_is_left(project)
+    assert no_process_is_left()
 
 
-def test_a_hook_that_hangs_ends_run_and_process_after_its_deadline(project):
+def test_a_hook_that_hangs_ends_run_and_process_after_its_deadline(project, no_process_is_left):
     (project.root / "hangs.py").write_text(MODE)
     folder = project.root / "hung"
     code, text = project.run(
@@ -83,4 +92,4 @@ def test_a_hook_that_hangs_ends_run_and_process_after_its_deadline(project):
     assert code == 1, text[-4000:]
     assert "hook on_train_begin of Hangs did not return within 20 s (step 0)" in text
     assert outcome(folder) == "crashed"
-    assert no_process_is_left(project)
+    assert no_process_is_left()

@@ -24,12 +24,12 @@ HEARD_S = 15
 def site(make_site):
     site = make_site()
     site.ray_address = site.start_ray(num_cpus=16)
+    site.rollflow("deploy")
+    site.start_worker("rollflow-train")
     return site
 
 
 def test_a_deployment_run_completes_on_a_cluster_with_a_token(site):
-    site.rollflow("deploy")
-    site.start_worker("rollflow-train")
     config = {
         "trainer": {"total_training_steps": 2},
         "ray": {"address": site.ray_address},

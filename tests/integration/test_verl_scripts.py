@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.training_runs]
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "data" / "verl_scripts"
 

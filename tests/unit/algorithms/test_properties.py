@@ -1,4 +1,7 @@
-"""What holds for every function: masks, padding, order, precision, gradients (hypothesis)."""
+"""What holds for every function: masks, padding, order, precision, gradients (hypothesis).
+
+One file, though a long one: every property is drawn from the one table of functions below.
+"""
 
 import dataclasses
 import math

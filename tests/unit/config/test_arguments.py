@@ -12,14 +12,8 @@ import yaml
 import rlcore.algorithms
 from rlcore.config import load_config
 from rlcore.config.actor import ActorConfig
-from rlcore.config.arguments import (
-    ARGUMENTS,
-    ESTIMATORS,
-    GROUP_ESTIMATORS,
-    LOSSES,
-    arguments,
-    keys_read_by,
-)
+from rlcore.config.argument_table import ARGUMENTS, ESTIMATORS, GROUP_ESTIMATORS, LOSSES
+from rlcore.config.arguments import arguments, keys_read_by
 from rlcore.config.corrections import importance_weights, read_threshold, rejections
 from rlcore.config.deviations import DEVIATIONS
 from rlcore.config.docs import ROOT, SCHEMA_FILE, generated, is_read

@@ -6,9 +6,10 @@ from rlcore.config import load_config, resolve_config
 from rlcore.config.load import examine
 from rlcore.config.overrides import parse_overrides
 from rlcore.config.problems import nearest, show
+from rlcore.config.refused_values import REFUSED_VALUES
 from rlcore.config.report import settings
 from rlcore.config.tree import all_fields, section_paths
-from rlcore.config.verl_keys import REFUSED_VALUES, VERL_KEYS
+from rlcore.config.verl_keys import VERL_KEYS
 from rlcore.errors import ConfigError, UnsupportedVerlKeyError
 
 A = "actor_rollout_ref."

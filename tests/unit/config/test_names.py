@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from rlcore.config import load_config
-from rlcore.config.arguments import ESTIMATORS, LOSSES
+from rlcore.config.argument_table import ESTIMATORS, LOSSES
 from rlcore.config.load import examine
 from rlcore.config.names import KINDS, kind_of
 from rlcore.errors import ConfigError
