@@ -5,10 +5,12 @@ import json
 
 import pytest
 
+from rlcore.agent_loop.check_env import check_environment
+from rlcore.data.prepare import prepare_named
 from rlcore.data.tokenizer import load_tokenizer
 from rlcore.environments.base import EnvironmentSpec, Observation, read_spec
 from rlcore.environments.host import EnvironmentHost, Episodes, EpisodeTask
-from rlcore.errors import DataError, EnvironmentTimeoutError
+from rlcore.errors import ConfigError, DataError, EnvironmentTimeoutError
 from rlcore.testing.scripted_replica import ScriptedReplica
 
 # Guess a number; draws from the random sources of the process, as libraries do.
@@ -261,3 +263,41 @@ def test_specs_are_read_as_they_were_written():
     assert read_spec({"environment": spec.to_json()}) == spec
     with pytest.raises(DataError, match="must be JSON with library, name and seed"):
         read_spec(None)
+
+
+FROZEN_LAKE = {"game": "FrozenLake-v0-random", "size": 6, "test_size": 2}
+
+
+def test_a_game_of_textarena_becomes_rows_that_can_be_played(tmp_path, make_config):
+    [folder] = prepare_named("textarena", str(tmp_path / "lake"), FROZEN_LAKE)
+    config = make_config(
+        data__train_files=str(folder / "train.parquet"),
+        data__val_files=str(folder / "test.parquet"),
+        data__max_prompt_length=1500,
+        data__max_response_length=300,
+        actor_rollout_ref__rollout__multi_turn__max_tool_response_length=1000,
+        actor_rollout_ref__actor__ppo_max_token_len_per_gpu=8192,
+    )
+    moves = tmp_path / "moves.py"
+    moves.write_text("def move(text, seed): return ['[right]', '[down]'][seed % 2]\n")
+    report = check_environment(config, num_prompts=3, num_sessions=2, policy=f"{moves}:move")
+    assert report.num_failed == 0, [s.result.record.error_message for s in report.sessions]
+    assert all(session.result.record.reward is not None for session in report.sessions)
+    assert any(session.result.record.num_turns > 2 for session in report.sessions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({}, ConfigError, "prepare textarena needs game=NAME"),
+        ({"game": "NoSuchGame-v0"}, DataError, "textarena has no game 'NoSuchGame-v0'"),
+        ({"game": "FrozenLake-v0", "depth": 3}, DataError, "'depth': 3"),
+        ({"game": "GuessTheNumber-v0"}, DataError, "too few distinct episodes: 1 first"),
+        ({"game": "TicTacToe-v0"}, DataError, "only games for one player"),
+    ],
+)
+def test_what_cannot_be_prepared_is_told_and_nothing_is_written(tmp_path, settings, error, message):
+    sizes = {"size": 2, "test_size": 1}
+    with pytest.raises(error, match=message):
+        prepare_named("textarena", str(tmp_path / "game"), {**sizes, **settings})
+    assert not (tmp_path / "game").exists()
