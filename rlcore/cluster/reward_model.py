@@ -12,11 +12,11 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.agent_loop_worker import RayReplica
 from rlcore.cluster.calls import wait_for_reply
 from rlcore.cluster.executor_slots import reachable_host
 from rlcore.cluster.llm_server import ReplicaClient, start_replica
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.cluster.ray_replica import RayReplica
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import load_tokenizer, stop_token_ids
 from rlcore.reward.model import is_discriminative, scores_later
@@ -69,7 +69,7 @@ class RewardRouterActor:
         path = model.model_path or ""
         tokenizer = load_tokenizer(path, self._config.actor_rollout_ref.model.trust_remote_code)
         router = Router(
-            {name: RayReplica(name, handle) for name, handle in replicas.items()},
+            {name: RayReplica(handle, name) for name, handle in replicas.items()},
             empty_deadline_s=EMPTY_S,
         )
         self._server = RewardModelServer(

@@ -115,9 +115,9 @@ def build_tiny_reward_model(folder: Path, *, seed: int = 1) -> None:
         pad_token_id=PAD_ID,
         bos_token_id=START_ID,
         eos_token_id=END_ID,
-        num_labels=1,
         initializer_range=0.2,
     )
+    config.num_labels = 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForSequenceClassification(config)

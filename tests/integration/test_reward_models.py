@@ -81,7 +81,7 @@ def test_a_reward_model_trains_alike_in_its_own_pool_and_on_the_training_devices
         with torch.inference_mode():
             expected = model.eval()(input_ids=ids).logits[0, -1].item()
         assert line["score"] == pytest.approx(expected, abs=1e-5)
-    steps = [step for step in read_metrics(own) if "critic/score/mean" in step]
+    steps = [step for step in read_metrics(own / "metrics.jsonl") if "critic/score/mean" in step]
     assert len(steps) == 2
     assert all(step["critic/score/max"] > step["critic/score/min"] for step in steps)
 
@@ -102,5 +102,5 @@ def test_a_judge_trains_in_its_own_pool(project):
     lines = generations(run)
     assert all(line["score"] == sum(map(ord, line["said"])) % 7 / 7 for line in lines)
     assert len({line["said"] for line in lines}) > 1
-    steps = [step for step in read_metrics(run) if "critic/score/mean" in step]
+    steps = [step for step in read_metrics(run / "metrics.jsonl") if "critic/score/mean" in step]
     assert any(step["critic/score/max"] > step["critic/score/min"] for step in steps)

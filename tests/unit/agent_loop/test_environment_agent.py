@@ -274,7 +274,7 @@ def test_a_game_of_textarena_becomes_rows_that_can_be_played(tmp_path, make_conf
         data__train_files=str(folder / "train.parquet"),
         data__val_files=str(folder / "test.parquet"),
         data__max_prompt_length=1500,
-        data__max_response_length=300,
+        data__max_response_length=1500,
         actor_rollout_ref__rollout__multi_turn__max_tool_response_length=1000,
         actor_rollout_ref__actor__ppo_max_token_len_per_gpu=8192,
     )

@@ -182,7 +182,7 @@ def test_parts_of_a_reward_need_a_pool(tiny_root):
         "reward.reward_model.enable": True,
         "reward.reward_model.model_path": "x",
     }
-    with pytest.raises(ConfigError, match=r"gdpo_reward_keys.*complete batches"):
+    with pytest.raises(ConfigError, match=r"(?s)gdpo_reward_keys.*complete batches"):
         tiny_config(tiny_root, named)
     tiny_config(
         tiny_root,
