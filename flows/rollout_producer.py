@@ -5,10 +5,12 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from prefect import flow, get_run_logger
+from prefect.exceptions import TerminationSignal
 
 from rlcore.errors import RolloutError
 from tasks.active_run import ActiveRun, active_run
 from tasks.producers import Supervisor
+from tasks.signals import sigterm_calls
 
 HURRIED_DRAIN_S = 2.0
 """For running sessions when the run is cancelled: everything has to be freed within 25 s."""
@@ -31,7 +33,8 @@ async def rollout_producer(index: int) -> dict[str, float]:
 async def rollout_producers(run: ActiveRun, *, kill_s: float = KILL_S) -> AsyncIterator[None]:
     """Run all producers beside the body, from when they are ready; end them with it.
 
-    A producer that ends before the run does cancels the body, and its error is raised.
+    A producer that ends before the run does cancels the body, and its error is raised. SIGTERM
+    cancels the body, wherever its exception went; producers that it ended are no failure.
 
     Args:
         run: Whose producers.
@@ -40,29 +43,20 @@ async def rollout_producers(run: ActiveRun, *, kill_s: float = KILL_S) -> AsyncI
     Raises:
         RolloutError: a producer ended without an error of its own.
     """
-    body = asyncio.current_task()
-    ended: list[asyncio.Task[dict[str, float]]] = []
-
-    def on_end(producer: asyncio.Task[dict[str, float]]) -> None:
-        if not run.stop.is_set():
-            ended.append(producer)
-            if body is not None:
-                body.cancel()
-
+    body = _Body(run)
     producers = [asyncio.create_task(rollout_producer(i)) for i in range(run.num_producers)]
     for producer in producers:
-        producer.add_done_callback(on_end)
+        producer.add_done_callback(body.producer_ended)
     try:
-        await run.wait_producers_ready()
-        yield
+        with sigterm_calls(body.sigterm):
+            await run.wait_producers_ready()
+            yield
     except asyncio.CancelledError:
         run.drain_s = HURRIED_DRAIN_S
         run.cluster.begin_end()
-        if not ended or body is None:
+        if (error := body.error()) is None:
             raise
-        body.uncancel()
-        error = None if ended[0].cancelled() else ended[0].exception()
-        raise error or RolloutError("a rollout producer ended before the run did") from None
+        raise error from None
     finally:
         run.stop.set()
         # The drain deadline is the supervisor's; this one is for a supervisor that hangs.
@@ -71,7 +65,47 @@ async def rollout_producers(run: ActiveRun, *, kill_s: float = KILL_S) -> AsyncI
             producer.cancel()
         results = await asyncio.gather(*producers, return_exceptions=True)
         for index, result in enumerate(results):
-            if isinstance(result, Exception) and producers[index] not in ended:
+            if isinstance(result, Exception) and producers[index] not in body.ended:
                 get_run_logger().warning(
                     "rollout producer %d failed while the run ended: %r", index, result
                 )
+
+
+class _Body:
+    """What runs beside the producers, in the task that makes this; cancelled at most once."""
+
+    def __init__(self, run: ActiveRun) -> None:
+        self.ended: list[asyncio.Task[dict[str, float]]] = []
+        """Producers that ended before the run did."""
+        self._run = run
+        self._task = asyncio.current_task()
+
+    def producer_ended(self, producer: asyncio.Task[dict[str, float]]) -> None:
+        """Cancel the body unless the run is over."""
+        if not self._run.stop.is_set():
+            self.ended.append(producer)
+            self._cancel()
+
+    def sigterm(self) -> None:
+        """Cancel the body unless the run is over."""
+        if not self._run.stop.is_set():
+            self._cancel()
+
+    def error(self) -> BaseException | None:
+        """Return the error of the producer that ended the body; None: it was no producer.
+
+        Nothing here cancels a producer before the run is over, so one that was cancelled, or got
+        the signal's exception, ended because the process was asked to end.
+        """
+        if self._task is None or not self.ended or self.ended[0].cancelled():
+            return None
+        error = self.ended[0].exception()
+        if isinstance(error, TerminationSignal):
+            return None
+        self._task.uncancel()
+        return error or RolloutError("a rollout producer ended before the run did")
+
+    def _cancel(self) -> None:
+        # Once: what frees things must not be cancelled again.
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()

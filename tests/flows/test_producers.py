@@ -1,10 +1,13 @@
 """The producers beside the body of a run, as subflows of a real flow; workers are fakes."""
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
 from prefect import flow
+from prefect.exceptions import TerminationSignal
 
 from flows.rollout_producer import HURRIED_DRAIN_S, rollout_producers
 from rlcore.errors import ActorUnavailableError, ConfigError, ReplicaDiedError
@@ -113,3 +116,69 @@ def test_a_supervisor_that_hangs_is_cancelled_after_the_drain_deadline(make_run)
     train(run, lambda: asyncio.sleep(0), kill_s=0.2)
     assert cluster.calls.names == ["ready w1", "stop", "kill w1"]
     assert cluster.calls.seconds_between("stop", "kill w1") < 5
+
+
+def test_a_loop_that_ends_with_the_process_cancels_the_run_whichever_task_ends_first(make_run):
+    """As after SIGTERM between two callbacks: `asyncio.run` cancels every task, producers too."""
+
+    async def body():
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await for_ever()
+
+    with pytest.raises(asyncio.CancelledError):
+        train(make_run(FakeCluster()), body)
+
+
+def sigterm():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def a_task_of_its_own():
+    sigterm()
+
+
+@pytest.mark.parametrize("where", ["a callback", "a background task"])
+def test_sigterm_ends_the_run_wherever_its_exception_goes(make_run, where):
+    cluster = FakeCluster()
+    freed, lost, tasks = [], [], []
+
+    async def body():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: lost.append(context["exception"]))
+        if where == "a callback":
+            loop.call_soon(sigterm)
+        else:
+            tasks.append(asyncio.create_task(a_task_of_its_own()))
+        try:
+            await for_ever()
+        finally:
+            await asyncio.sleep(0.1)  # freeing things is not cancelled a second time
+            freed.append(True)
+
+    began = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        train(make_run(cluster), body)
+    assert freed == [True]
+    assert time.monotonic() - began < 15
+    gone_to = [*lost, *[task.exception() for task in tasks]]
+    assert [type(error) for error in gone_to] == [TerminationSignal]
+
+
+def test_sigterm_that_ends_a_producer_is_no_failure_of_the_producer(make_run):
+    cluster = FakeCluster()
+    make = cluster.new_agent_loop_worker
+
+    def new_worker(index):
+        worker = make(index)
+
+        async def status(deadline_s):
+            sigterm()
+            raise AssertionError("the signal's exception did not come here")
+
+        worker.status = status
+        return worker
+
+    cluster.new_agent_loop_worker = new_worker
+    with pytest.raises(asyncio.CancelledError):
+        train(make_run(cluster), for_ever)
