@@ -2,6 +2,12 @@
 
 What the model reads is what the game says to it, without a copy of its own moves: those it has
 read as its own tokens. So the game is made without TextArena's wrappers (`-raw`).
+
+TextArena and not `verifiers`: its environments are functions of action to text. Those of verifiers
+drive the model themselves through a client of OpenAI's, so tokens, log-probs and weight versions
+would be theirs to keep, and the package brings clients of its vendor's cloud along.
+
+It is an extra (`rollflow[textarena]`): it brings python-chess, whose licence is GPL-3.0.
 """
 
 from typing import Any
