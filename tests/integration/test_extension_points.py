@@ -36,7 +36,11 @@ def train(project, name, *overrides):
         f"trainer.runs_root={project.root / 'runs-extension'}", *overrides,
     )  # fmt: skip
     assert code == 0, output[-6000:]
-    return [step for step in read_metrics(folder / "metrics.jsonl") if "critic/score/mean" in step]
+    return [
+        step
+        for step in read_metrics(folder / "metrics.jsonl").values()
+        if "critic/score/mean" in step
+    ]
 
 
 def test_a_sampler_written_for_verl_trains(project):

@@ -81,7 +81,9 @@ def test_a_reward_model_trains_alike_in_its_own_pool_and_on_the_training_devices
         with torch.inference_mode():
             expected = model.eval()(input_ids=ids).logits[0, -1].item()
         assert line["score"] == pytest.approx(expected, abs=1e-5)
-    steps = [step for step in read_metrics(own / "metrics.jsonl") if "critic/score/mean" in step]
+    steps = [
+        step for step in read_metrics(own / "metrics.jsonl").values() if "critic/score/mean" in step
+    ]
     assert len(steps) == 2
     assert all(step["critic/score/max"] > step["critic/score/min"] for step in steps)
 
@@ -93,14 +95,23 @@ def test_a_reward_model_trains_alike_in_its_own_pool_and_on_the_training_devices
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_a_judge_trains_in_its_own_pool(project):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("judge-own-pool", POOL),
+        ("judge-shared", ("trainer.v1.trainer_mode=colocate_async",)),
+    ],
+)
+def test_a_judge_trains_in_its_own_pool_and_on_devices_that_are_lent(project, name, settings):
     (project.root / "judge.py").write_text(JUDGE)
     run = train(
-        project, "judge", f"{MODEL}.model_path=models/tiny", *POOL,
+        project, name, f"{MODEL}.model_path=models/tiny", *settings,
         "reward.custom_reward_function.path=judge.py",
     )  # fmt: skip
     lines = generations(run)
     assert all(line["score"] == sum(map(ord, line["said"])) % 7 / 7 for line in lines)
     assert len({line["said"] for line in lines}) > 1
-    steps = [step for step in read_metrics(run / "metrics.jsonl") if "critic/score/mean" in step]
+    steps = [
+        step for step in read_metrics(run / "metrics.jsonl").values() if "critic/score/mean" in step
+    ]
     assert any(step["critic/score/max"] > step["critic/score/min"] for step in steps)
