@@ -32,7 +32,9 @@ JUDGE = """
 import json, urllib.request
 
 def compute_score(data_source, solution_str, ground_truth, extra_info, reward_router_address):
-    body = {"messages": [{"role": "user", "content": f"Rate: {solution_str}"}], "max_tokens": 6}
+    # Greedy responses of a random model are all alike: the row's number makes questions differ.
+    question = f"Rate {extra_info['index']}: {solution_str}"
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 6}
     request = urllib.request.Request(
         f"http://{reward_router_address}/v1/chat/completions", json.dumps(body).encode()
     )
