@@ -80,7 +80,8 @@ def prepare(
     name: Annotated[
         str,
         typer.Argument(
-            help="smollm2, tiny, questions (of a CSV or JSON lines file), or a reasoning-gym task.",
+            help="smollm2, tiny, questions (of a CSV or JSON lines file), textarena (episodes of a "
+            "game), or a reasoning-gym task.",
             show_default=False,
         ),
     ],
@@ -90,7 +91,8 @@ def prepare(
             metavar="KEY=VALUE",
             help="out=FOLDER; for tasks also size=, test_size=, seed=, level= and the task's own "
             "settings; for questions file=, question=, answer=, data_source=, extraction=, "
-            "system=, test_size=, seed=; for both model=FOLDER, whose tokens are counted.",
+            "system=, test_size=, seed=; for textarena game=, size=, test_size=, seed=, system= "
+            "and the game's own settings; for all model=FOLDER, whose tokens are counted.",
             show_default=False,
         ),
     ] = None,

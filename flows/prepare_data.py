@@ -18,7 +18,7 @@ async def prepare_data(
     """Prepare a data set whole or not at all; a complete one of the same settings is left as it is.
 
     Args:
-        name: A task of reasoning-gym, `questions`, `smollm2` or `tiny`.
+        name: A task of reasoning-gym, `questions`, `textarena`, `smollm2` or `tiny`.
         out: Folder; None: below `data` or `models`.
         settings: For tasks `size`, `test_size`, `seed`, `level` and the task's own; for `questions`
             `file`, `question`, `answer`, `data_source` and more; see `rollflow prepare --help`.

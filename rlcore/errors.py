@@ -14,6 +14,8 @@
       . RewardTimeoutError (TimeoutError) it took longer than `reward.timeout` and was killed
     - ToolError                           a tool raised, or its process died
       . ToolTimeoutError (TimeoutError)   it took longer than `multi_turn.tool_timeout`
+    - TextEnvironmentError                an environment raised, or its process died
+      . EnvironmentTimeoutError (TimeoutError) it took longer than `multi_turn.tool_timeout`
   x NonFiniteLossError (RuntimeError)     too many non-finite optimizer steps in a row
   x StateChangeError (RuntimeError)       a phase body changed an attribute other than `state`
   x WeightSyncError (RuntimeError)        a weight update was not committed
@@ -91,6 +93,14 @@ class ToolError(RolloutError):
 
 class ToolTimeoutError(ToolError, TimeoutError):
     """A tool took too long."""
+
+
+class TextEnvironmentError(RolloutError):
+    """A text environment raised or its process died; the message has its traceback."""
+
+
+class EnvironmentTimeoutError(TextEnvironmentError, TimeoutError):
+    """A text environment took too long; its process was killed."""
 
 
 class NonFiniteLossError(RLCoreError, RuntimeError):

@@ -81,7 +81,10 @@ class SessionRecord:
     """Per row: prompt_len, response_len, seq_len, min_global_steps, max_global_steps."""
     reward: float | None = None
     reward_extra: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the reward function returned beside the score, e.g. acc."""
+    """What the reward function returned beside the score, e.g. acc; what it will be told of the
+    session while that `is_unscored`."""
+    is_unscored: bool = False
+    """Its reward comes when the batch is complete: the reward model shares the training devices."""
     num_turns: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     error_type: str = ""

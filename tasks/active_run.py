@@ -88,6 +88,7 @@ class ActiveRun:
             training=cluster.training,
             checkpoint_manager=cluster.checkpoint_manager,
             total_steps=self.total_steps,
+            reward_model=cluster.reward_model,
         )
         mode = config.trainer.v1.trainer_mode
         self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)

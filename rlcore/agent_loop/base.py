@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from rlcore.config import RunConfig
 from rlcore.config.data import DataConfig
 from rlcore.data.tokenizer import encode_chat
+from rlcore.environments.host import EnvironmentHost
 from rlcore.registry import Registry
 from rlcore.rollout.client import SessionClient
 from rlcore.tools.toolbox import Toolbox
@@ -41,9 +42,11 @@ class AgentLoopBase(ABC):
         tokenizer: The model's.
         loop: The worker's event loop, for `run_in_executor`.
         tools: The run's tools, given by the worker before `run`.
+        environments: Where text environments are played, given by the worker before `run`.
     """
 
     tools: Toolbox
+    environments: EnvironmentHost
 
     @classmethod
     def check_at_start(cls, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:

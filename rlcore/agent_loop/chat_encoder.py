@@ -13,13 +13,15 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rlcore.data.tokenizer import encode_chat, render_chat
+from rlcore.config import RunConfig
+from rlcore.data.tokenizer import encode_chat, render_chat, stop_token_ids
 from rlcore.errors import ConfigError
 
 Message = Mapping[str, Any]
 
 STAND_IN = "stand-in for a turn"
 _QUESTION = {"role": "user", "content": "question"}
+_NEXT = {"role": "user", "content": "next"}
 _TOOL = {"role": "tool", "content": "answer", "name": "look_up", "tool_call_id": "call00000"}
 _CALL = {
     "id": "call00000",
@@ -45,19 +47,28 @@ class ChatEncoder:
         tokenizer: PreTrainedTokenizerBase,
         template_kwargs: Mapping[str, Any],
         stop_token_ids: Sequence[int],
+        *,
+        uses_tools: bool = True,
     ) -> None:
         """Probe the template.
 
+        Args:
+            tokenizer: Has the template.
+            template_kwargs: For the template.
+            stop_token_ids: End the model's turn.
+            uses_tools: The model is answered by tools; else by a user.
+
         Raises:
-            ConfigError: it cannot render tool messages, or nothing ends the model's turn.
+            ConfigError: it cannot render the answers, or nothing ends the model's turn.
         """
         self._tokenizer = tokenizer
         self._kwargs = dict(template_kwargs)
         self._stop_ids = frozenset(stop_token_ids)
+        self._answer = _TOOL if uses_tools else _NEXT
         self._model_turn = self._find_model_turn()
-        self.shows_tools = self._probe_tools()
-        self.notices = self._probe_prefix()
-        self.following([_TOOL])
+        self.shows_tools = uses_tools and self._probe_tools()
+        self.notices = self._probe_prefix(uses_tools)
+        self.following([self._answer])
 
     def start(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Return the tokens of a conversation, up to where the model's turn begins."""
@@ -89,41 +100,41 @@ class ChatEncoder:
         return render_chat(self._tokenizer, messages, self._kwargs)
 
     def _find_model_turn(self) -> Message:
-        """Return a stand-in that the template accepts before a tool message."""
+        """Return a stand-in that the template accepts before an answer."""
         plain = {"role": "assistant", "content": STAND_IN}
         errors: list[str] = []
         # Some templates refuse a tool's answer to a turn without calls.
         for turn in (plain, {**plain, "tool_calls": [_CALL]}):
             try:
-                if STAND_IN in self._render([_QUESTION, turn, _TOOL]):
+                if STAND_IN in self._render([_QUESTION, turn, self._answer]):
                     return turn
                 errors.append("it leaves the text of the model's turn out")
             except (TemplateError, TypeError, ValueError) as error:
                 errors.append(str(error))
         raise ConfigError(
-            f"the chat template has no place for tool messages ({'; '.join(errors)}); use a model "
-            "or a chat_template with tool calls, or single_turn_agent"
+            f"the chat template has no place for {self._answer['role']} messages after the model's "
+            f"turn ({'; '.join(errors)}); use another model or chat_template, or single_turn_agent"
         )
 
     def _probe_tools(self) -> bool:
         with_tools = render_chat(self._tokenizer, [_QUESTION], {**self._kwargs, "tools": [_SCHEMA]})
         return "look_up" in with_tools
 
-    def _probe_prefix(self) -> list[str]:
+    def _probe_prefix(self, uses_tools: bool) -> list[str]:
         """Compare whole renderings with what the model will have seen; return notices."""
         notices: list[str] = []
-        if not self.shows_tools:
+        if uses_tools and not self.shows_tools:
             notices.append(
                 "the chat template does not show tools to the model: their descriptions are put "
                 "into the system message"
             )
         begun = self._render([_QUESTION])
-        later = {"role": "user", "content": "next"}
+        answers = (_TOOL, _NEXT) if uses_tools else (_NEXT,)
         turns = {"turns": "plain text", "reasoning": "<think>\nthought\n</think>\n\nplain text"}
         for what, text in turns.items():
             turn = {"role": "assistant", "content": text}
             seen = begun + text
-            rendered = (self._render([_QUESTION, turn, message]) for message in (_TOOL, later))
+            rendered = (self._render([_QUESTION, turn, message]) for message in answers)
             if not all(whole.startswith(seen) for whole in rendered):
                 notices.append(
                     f"the chat template changes {what} of the model in earlier turns: the model "
@@ -133,21 +144,46 @@ class ChatEncoder:
         return notices
 
 
+def encoder_of(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, uses_tools: bool = True
+) -> ChatEncoder:
+    """Return the encoder of a run.
+
+    Raises:
+        ConfigError: the template cannot be used for several turns.
+    """
+    stops = _stop_ids(config.actor_rollout_ref.model.path, tokenizer)
+    kwargs = config.data.apply_chat_template_kwargs
+    return chat_encoder(tokenizer, kwargs, stops, uses_tools=uses_tools)
+
+
 def chat_encoder(
     tokenizer: PreTrainedTokenizerBase,
     template_kwargs: Mapping[str, Any],
     stop_token_ids: Sequence[int],
+    *,
+    uses_tools: bool = True,
 ) -> ChatEncoder:
     """Return the encoder of a tokenizer, probed once per process.
 
     Raises:
         ConfigError: the template cannot be used for several turns.
     """
-    return _encoder(tokenizer, json.dumps(template_kwargs), tuple(stop_token_ids))
+    return _encoder(tokenizer, json.dumps(template_kwargs), tuple(stop_token_ids), uses_tools)
+
+
+@functools.lru_cache(maxsize=8)
+def _stop_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return stop_token_ids(model_path, tokenizer)
 
 
 @functools.lru_cache(maxsize=8)
 def _encoder(
-    tokenizer: PreTrainedTokenizerBase, template_kwargs: str, stop_token_ids: tuple[int, ...]
+    tokenizer: PreTrainedTokenizerBase,
+    template_kwargs: str,
+    stop_token_ids: tuple[int, ...],
+    uses_tools: bool,
 ) -> ChatEncoder:
-    return ChatEncoder(tokenizer, json.loads(template_kwargs), stop_token_ids)
+    return ChatEncoder(
+        tokenizer, json.loads(template_kwargs), stop_token_ids, uses_tools=uses_tools
+    )

@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from rlcore.agent_loop.choice import AgentLoopChooser
 from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row, make_tag
 from rlcore.config import RunConfig
+from rlcore.environments.host import EnvironmentHost
 from rlcore.errors import FencedError, TransientError
-from rlcore.reward.function import Reward, RewardTask, check_result
+from rlcore.reward.function import NUM_SAMPLED, Reward, check_result, make_task
 from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient, SessionClient
 from rlcore.tools.toolbox import Toolbox
@@ -40,9 +41,18 @@ class SessionRunner:
         config: RunConfig,
         client: LLMServerClient,
         tokenizer: PreTrainedTokenizerBase,
-        rewards: RewardScorer,
+        rewards: RewardScorer | None,
         stop_token_ids: list[int],
     ) -> None:
+        """Make a runner.
+
+        Args:
+            config: Of the run.
+            client: Generates.
+            tokenizer: The policy's.
+            rewards: Scores; None: sessions are scored later.
+            stop_token_ids: End a turn.
+        """
         self._config = config
         self._client = client
         self._tokenizer = tokenizer
@@ -50,6 +60,7 @@ class SessionRunner:
         self._stop_token_ids = stop_token_ids
         self._deadline_s = config.deadlines.session
         self._toolbox = Toolbox(config)
+        self._environments = EnvironmentHost(config)
         agent = config.actor_rollout_ref.rollout.agent
         self._agent_loops = AgentLoopChooser(agent.default_agent_loop, agent.agent_loop_config_path)
 
@@ -62,12 +73,15 @@ class SessionRunner:
         loop_class = self._agent_loops.choose(None).loop_class
         for notice in loop_class.check_at_start(self._config, self._tokenizer):
             logger.warning("%s", notice)
-        await self._rewards.start()
+        if self._rewards is not None:
+            await self._rewards.start()
 
     async def close(self) -> None:
-        """End the processes of rewards and tools."""
-        await self._rewards.close()
+        """End the processes of rewards, tools and environments."""
+        if self._rewards is not None:
+            await self._rewards.close()
         await self._toolbox.close()
+        await self._environments.close()
 
     def has_baseline(self, spec: PromptSpec) -> bool:
         """Whether a greedy session belongs to the prompt, as number `spec.num_sessions`."""
@@ -127,6 +141,7 @@ class SessionRunner:
             **choice.kwargs,
         )
         loop.tools = self._toolbox
+        loop.environments = self._environments
         row = {
             **spec.fields,
             "raw_prompt": spec.raw_prompt,
@@ -163,28 +178,40 @@ class SessionRunner:
             "stop_token_ids": list(self._stop_token_ids),
         }
 
-    async def _score(self, spec: PromptSpec, output: AgentLoopOutput) -> Reward:
-        """Score a session by its last trajectory, unless its loop did."""
+    async def _score(self, spec: PromptSpec, output: AgentLoopOutput) -> Reward | None:
+        """Score a session by its last trajectory, unless its loop did; None: it is scored later."""
         if output.reward_score is not None:
             extra = output.extra_fields.get("reward_extra_info") or {"acc": output.reward_score}
             return check_result({"score": output.reward_score, **extra})
+        if self._rewards is None:
+            return None
         text = self._tokenizer.decode(output.response_ids, skip_special_tokens=True)
         assert isinstance(text, str)  # one sequence gives one text
         return await self._rewards.score(
-            RewardTask(
-                data_source=spec.fields["data_source"],
-                solution_str=text,
-                ground_truth=spec.fields["reward_model"]["ground_truth"],
+            make_task(
+                spec.fields,
+                spec.raw_prompt,
+                text,
+                num_tokens=sum(output.response_mask),
                 extra_info={
-                    **(spec.fields.get("extra_info") or {}),
+                    **_reward_inputs(output),
                     "phase": "validate" if spec.validate else "train",
                     "global_steps": spec.global_step,
                     "num_turns": output.num_turns,
-                    "tool_rewards": output.extra_fields.get("tool_rewards", []),
                 },
-                num_tokens=sum(output.response_mask),
             )
         )
+
+
+def _reward_inputs(output: AgentLoopOutput) -> dict[str, Any]:
+    """Return what the agent loop tells the reward function."""
+    extra = output.extra_fields
+    return {"tool_rewards": extra.get("tool_rewards", []), **extra.get("for_reward", {})}
+
+
+def _for_later(output: AgentLoopOutput) -> dict[str, Any]:
+    """Return what scoring a complete batch needs besides the stored row."""
+    return {**_reward_inputs(output), NUM_SAMPLED: sum(output.response_mask)}
 
 
 def prompt_identity(spec: PromptSpec) -> str:
@@ -217,9 +244,9 @@ def describe(spec: PromptSpec) -> str:
 
 
 def _finished(
-    spec: PromptSpec, session_id: int, outputs: list[AgentLoopOutput], reward: Reward
+    spec: PromptSpec, session_id: int, outputs: list[AgentLoopOutput], reward: Reward | None
 ) -> SessionResult:
-    rows = [make_row(output, reward.score) for output in outputs]
+    rows = [make_row(output, 0.0 if reward is None else reward.score) for output in outputs]
     metrics: dict[str, float] = {}
     for output in outputs:
         for name, value in output.metrics.items():
@@ -232,8 +259,9 @@ def _finished(
                 {**make_tag(row, spec.global_step), "num_turns": output.num_turns}
                 for row, output in zip(rows, outputs, strict=True)
             ],
-            reward=reward.score,
-            reward_extra=reward.extra,
+            reward=None if reward is None else reward.score,
+            reward_extra=_for_later(outputs[-1]) if reward is None else reward.extra,
+            is_unscored=reward is None,
             num_turns=outputs[-1].num_turns,
             metrics=metrics,
         ),

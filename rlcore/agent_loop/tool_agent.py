@@ -7,7 +7,6 @@ budget that is left of the response.
 """
 
 import asyncio
-import functools
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,14 +17,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlcore.agent_loop.base import AgentLoopBase, register
-from rlcore.agent_loop.chat_encoder import ChatEncoder, chat_encoder
+from rlcore.agent_loop.chat_encoder import encoder_of
 from rlcore.agent_loop.tool_calls import TOOL_CALL_FORMATS
+from rlcore.agent_loop.transcript import Transcript, why_stop
 from rlcore.config import RunConfig
-from rlcore.data.tokenizer import stop_token_ids
 from rlcore.errors import ConfigError, DataError
 from rlcore.tools.calls import InvalidCall, ToolCall
 from rlcore.tools.functions import ToolAnswer
-from rlcore.types import AgentLoopOutput, TokenOutput
+from rlcore.types import AgentLoopOutput
 
 
 class State(StrEnum):
@@ -38,38 +37,15 @@ class State(StrEnum):
 
 
 @dataclass(kw_only=True, slots=True)
-class _Session:
+class _Session(Transcript):
     """What a session has so far."""
 
     schemas: list[dict[str, Any]]
     sampling_params: dict[str, Any]
-    prompt_ids: list[int]
-    ids: list[int] = field(default_factory=list[int])
-    mask: list[int] = field(default_factory=list[int])
-    log_probs: list[float] = field(default_factory=list[float])
-    versions: list[int] = field(default_factory=list[int])
     calls: list[ToolCall | InvalidCall] = field(default_factory=list[ToolCall | InvalidCall])
     tool_rewards: list[float] = field(default_factory=list[float])
-    assistant_turns: int = 0
-    user_turns: int = 0
     num_calls: int = 0
     num_invalid: int = 0
-    generate_s: float = 0.0
-    tools_s: float = 0.0
-    stop: str = ""
-    """Why it ended."""
-
-    def add_sampled(self, output: TokenOutput) -> None:
-        self.ids += output.token_ids
-        self.mask += [1] * len(output.token_ids)
-        self.log_probs += output.log_probs
-        self.versions += output.weight_versions
-
-    def add_context(self, ids: Sequence[int]) -> None:
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        self.log_probs += [0.0] * len(ids)
-        self.versions += [-1] * len(ids)
 
 
 @register("tool_agent")
@@ -88,13 +64,13 @@ class ToolAgentLoop(AgentLoopBase):
                 "tool_agent needs tools: set actor_rollout_ref.rollout.multi_turn."
                 "function_tool_path to a Python file with functions marked @function_tool"
             )
-        return _encoder(config, tokenizer).notices
+        return encoder_of(config, tokenizer).notices
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Return the one trajectory of the session."""
         self._settings = self.config.actor_rollout_ref.rollout.multi_turn
         self._format = TOOL_CALL_FORMATS.get(self._settings.format)
-        self._encoder = _encoder(self.config, self.tokenizer)
+        self._encoder = encoder_of(self.config, self.tokenizer)
         self._max_tokens = self.data_config.max_response_length
         self._request_id = uuid.uuid4().hex
         session = self._begin(sampling_params, row)
@@ -142,8 +118,7 @@ class ToolAgentLoop(AgentLoopBase):
         )
         session.generate_s += time.monotonic() - started
         session.add_sampled(output)
-        session.assistant_turns += 1
-        session.stop = self._why_stop(session, output)
+        session.stop = why_stop(session, output, self._settings, self._max_tokens)
         if session.stop:
             return State.TERMINATED
         text = self.tokenizer.decode(output.token_ids, skip_special_tokens=False)
@@ -154,23 +129,13 @@ class ToolAgentLoop(AgentLoopBase):
             return State.TERMINATED
         return State.PROCESSING_TOOLS
 
-    def _why_stop(self, session: _Session, output: TokenOutput) -> str:
-        settings = self._settings
-        if len(session.ids) >= self._max_tokens or output.stop_reason != "completed":
-            return "length"
-        if settings.max_assistant_turns and session.assistant_turns >= settings.max_assistant_turns:
-            return "max_assistant_turns"
-        if settings.max_user_turns and session.user_turns >= settings.max_user_turns:
-            return "max_user_turns"
-        return ""
-
     async def _process_tools(self, session: _Session) -> State:
         """Run the turn's calls at the same time and append their answers, if they fit."""
         started = time.monotonic()
         calls = session.calls[: self._settings.max_parallel_calls]
         allowed = {schema["function"]["name"] for schema in session.schemas}
         answers = await asyncio.gather(*(self._call(call, allowed) for call in calls))
-        session.tools_s += time.monotonic() - started
+        session.answer_s += time.monotonic() - started
         session.num_calls += len(answers)
         session.num_invalid += sum(answer.is_error for answer in answers)
         session.tool_rewards += [a.reward for a in answers if a.reward is not None]
@@ -192,23 +157,12 @@ class ToolAgentLoop(AgentLoopBase):
             session.stop = "length"
             return State.TERMINATED
         session.add_context(ids)
-        session.user_turns += 1
         return State.GENERATING
 
     async def _call(self, call: ToolCall | InvalidCall, allowed: set[str]) -> ToolAnswer:
         if isinstance(call, ToolCall) and call.name in self.tools.tools.keys() - allowed:
             call = InvalidCall(reason=f"the tool {call.name} is not available here")
         return await self.tools.call(call)
-
-
-def _encoder(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
-    stops = _stop_ids(config.actor_rollout_ref.model.path, tokenizer)
-    return chat_encoder(tokenizer, config.data.apply_chat_template_kwargs, stops)
-
-
-@functools.lru_cache(maxsize=8)
-def _stop_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return stop_token_ids(model_path, tokenizer)
 
 
 def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
@@ -220,18 +174,10 @@ def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, An
 
 
 def _output(session: _Session) -> AgentLoopOutput:
-    return AgentLoopOutput(
-        prompt_ids=session.prompt_ids,
-        response_ids=session.ids,
-        response_mask=session.mask,
-        response_logprobs=session.log_probs,
-        weight_versions=session.versions,
-        num_turns=session.user_turns + session.assistant_turns + 1,
+    return session.output(
         metrics={
-            "generate_sequences": session.generate_s,
-            "tool_calls": session.tools_s,
             "num_tool_calls": float(session.num_calls),
             "num_invalid_calls": float(session.num_invalid),
         },
-        extra_fields={"stop_reason": session.stop, "tool_rewards": session.tool_rewards},
+        extra_fields={"tool_rewards": session.tool_rewards},
     )

@@ -94,7 +94,7 @@ class AgentLoopWorker:
         queue: WorkerQueue,
         client: LLMServerClient,
         tokenizer: PreTrainedTokenizerBase,
-        rewards: RewardScorer,
+        rewards: RewardScorer | None,
         times: WorkerTimes | None = None,
     ) -> None:
         """Make a worker; it does nothing until `run_forever`.

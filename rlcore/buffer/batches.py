@@ -101,6 +101,8 @@ def check_spec(spec: PromptSpec, run_id: str) -> None:
 def check_session(uid: str, session: SessionRecord) -> None:
     """Hold a settled session to the contract: an error, or rows with a finite reward.
 
+    A reward that comes later is missing.
+
     Raises:
         DataError: it is neither.
     """
@@ -116,5 +118,7 @@ def check_session(uid: str, session: SessionRecord) -> None:
     strange = [k for k in session.keys if not k.startswith(f"{uid}_{session.session_id}_")]
     if strange:
         raise DataError(f"{name} has row keys of another: {strange}")
+    if session.is_unscored and session.reward is None:
+        return
     if session.reward is None or not math.isfinite(session.reward):
         raise DataError(f"{name} has no finite reward: {session.reward}")

@@ -18,6 +18,7 @@ from rlcore.config import RunConfig
 from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ActorUnavailableError, RolloutError, TransientError
 from rlcore.reward.loop import RewardLoopManager
+from rlcore.reward.model import scores_later
 from rlcore.rollout.client import FLUSH_INTERVAL_S, LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.types import PromptSpec, SessionRecord
@@ -89,6 +90,7 @@ class AgentLoopWorkerActor:
         ledger: ActorHandle,
         queue_host: ActorHandle,
         replicas: Mapping[str, ActorHandle],
+        reward_address: str | None,
         log_address: LogAddress | None,
     ) -> None:
         if log_address is not None:
@@ -96,6 +98,7 @@ class AgentLoopWorkerActor:
         deadline_s = config.deadlines.queue
         self._config = config
         self._worker_id = worker_id
+        self._reward_address = reward_address
         self._ledger = RayWorkerLedger(ledger, attempt, deadline_s)
         self._queue = RayWorkerQueue(queue_host, attempt, deadline_s)
         self._is_deterministic = config.actor_rollout_ref.rollout.full_determinism
@@ -133,7 +136,9 @@ class AgentLoopWorkerActor:
                 flush_interval_s=None if self._is_deterministic else FLUSH_INTERVAL_S,
             ),
             tokenizer=load_tokenizer(model.path, model.trust_remote_code),
-            rewards=RewardLoopManager(self._config),
+            rewards=None
+            if scores_later(self._config)
+            else RewardLoopManager(self._config, self._reward_address),
         )
         await self._worker.prepare()
         self._running = asyncio.create_task(self._worker.run_forever())
@@ -182,6 +187,7 @@ class AgentLoopWorkerHandle:
         ledger: ActorHandle,
         queue_host: ActorHandle,
         replicas: Mapping[str, ActorHandle],
+        reward_address: str | None = None,
         log_address: LogAddress | None = None,
     ) -> Self:
         """Create the actor without waiting for it; `ready` does.
@@ -193,12 +199,20 @@ class AgentLoopWorkerHandle:
             ledger: The ledger actor.
             queue_host: The queue host actor.
             replicas: Name to LLM server actor.
+            reward_address: Where the reward model is asked.
             log_address: Where its log records go.
         """
         # A new id for each incarnation: leases of a dead one are not taken for this one's.
         worker_id = f"agent-loop-worker-{index}-{attempt}-{secrets.token_hex(3)}"
         actor = AgentLoopWorkerActor.remote(
-            config, worker_id, attempt, ledger, queue_host, dict(replicas), log_address
+            config,
+            worker_id,
+            attempt,
+            ledger,
+            queue_host,
+            dict(replicas),
+            reward_address,
+            log_address,
         )
         return cls(worker_id, actor)
 

@@ -125,7 +125,7 @@ class ExecutorSlots:
         """
         if not ray.is_initialized():
             raise RuntimeError("Ray is not up: call ray.init before starting an ExecutorPool")
-        self._log_server = LogServer(_log_host(), self._on_stray)
+        self._log_server = LogServer(reachable_host(), self._on_stray)
         refs = [self._create(slot) for slot in self._slots]
         futures = [ref.future() for ref in refs]
         waited = concurrent.futures.wait(futures, timeout=self.limits.start_deadline_s)
@@ -340,7 +340,7 @@ async def _settle(job: concurrent.futures.Future[None]) -> None:
         raise cancelled
 
 
-def _log_host() -> str:
+def reachable_host() -> str:
     """Return loopback where the cluster is one host, else this host's address."""
     num_hosts = sum(node["Alive"] for node in ray.nodes())
     return "127.0.0.1" if num_hosts == 1 else ray.util.get_node_ip_address()

@@ -27,10 +27,11 @@ from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.cluster.llm_server import ReplicaClient, replica_starter, start_replicas
 from rlcore.cluster.queue_host import QueueHostClient, start_queue_host, stop_queue_host
 from rlcore.cluster.replica_supervisor import ReplicaSupervisor
+from rlcore.cluster.reward_model import RewardModel, start_reward_model
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig
-from rlcore.config.queue_size import queue_capacity
 from rlcore.config.cores import TRAINER, Cores, core_shares
+from rlcore.config.queue_size import queue_capacity
 from rlcore.daemon_thread import DaemonThread, in_daemon_thread
 from rlcore.errors import TransientError
 from rlcore.rollout.health import HealthLimits
@@ -68,6 +69,7 @@ class Cluster:
         queue_host: Owner of TransferQueue.
         training: The training group.
         replicas: The LLM servers, by name.
+        reward_model: The one of `reward.reward_model`; None without.
         executors: Where phases' bodies run.
         checkpoint_manager: Publishes weights.
     """
@@ -86,6 +88,7 @@ class Cluster:
         self.attempt = attempt
         self.total_steps = total_steps
         self.replicas: dict[str, ReplicaClient] = {}
+        self.reward_model: RewardModel | None = None
         self._collaborators: dict[str, Any] = {}
         self._watch: ReplicaSupervisor | None = None
         self._starting: dict[asyncio.Future[Any], str] = {}
@@ -111,7 +114,13 @@ class Cluster:
         await _all_done(self._begin(self.executors.start, "executors"))
         warm_ups = [asyncio.ensure_future(self._warm_up_executor()) for _ in range(NUM_EXECUTORS)]
         self._starting.update((job, "the warm-up of an executor") for job in warm_ups)
+        reward_models = (
+            [self._begin(self._start_reward_model, "reward model")]
+            if self.config.reward.reward_model.enable
+            else []
+        )
         await _all_done(
+            *reward_models,
             self._begin(self._start_buffer, "ledger and queue"),
             self._begin(self._start_training, "trainer"),
             self._begin(self._start_replicas, "replicas"),
@@ -121,6 +130,7 @@ class Cluster:
             "ledger": self.ledger.handle,
             **{f"trainer rank {i}": handle for i, handle in enumerate(self.training.handles)},
             **{name: replica.handle for name, replica in self.replicas.items()},
+            **({} if self.reward_model is None else self.reward_model.handles),
         }
         self.checkpoint_manager = CheckpointEngineManager(
             self.training,
@@ -259,6 +269,15 @@ class Cluster:
             on_created=lambda name, replica: self._at_end(name, replica.kill),
         )
 
+    def _start_reward_model(self) -> None:
+        self.reward_model = start_reward_model(
+            self.config,
+            run_id=self.folder.run_id,
+            attempt=self.attempt,
+            log_address=self.executors.log_address,
+            on_created=lambda name, kill: self._at_end(name, kill),
+        )
+
     def _at_end(self, what: str, action: Callable[..., Any], *args: Any) -> None:
         """Do `action` at the end; at once, and stop the caller, if the end has come meanwhile."""
         self._ends.add(what, action, *args)
@@ -285,6 +304,7 @@ class Cluster:
             ledger=self.ledger.handle,
             queue_host=self.queue_host.handle,
             replicas=self.serving(),
+            reward_address=None if self.reward_model is None else self.reward_model.address,
             log_address=self.executors.log_address,
         )
 

@@ -15,6 +15,7 @@ from rlcore.config.tree import Tree, get, markers, put
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
+_REWARD_MODEL = "reward.reward_model.rollout."
 _CORRECTION = "algorithm.rollout_correction."
 _RS_THRESHOLD = f"{_CORRECTION}rollout_rs_threshold"
 _MAX_BATCHES = "algorithm.filter_groups.max_num_gen_batches"
@@ -142,6 +143,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
         here="2 processes, shared out over the agent loop workers",
         verl="8",
         restore="set it",
+    ),
+    Deviation(
+        keys=(f"{_REWARD_MODEL}max_num_seqs", f"{_REWARD_MODEL}name"),
+        here="16 and `transformers`",
+        verl="1024 and no default",
+        restore="set the first",
     ),
     Deviation(
         keys=("reward.timeout", "reward.max_memory_mb", f"{_ROLLOUT}multi_turn.tool_timeout"),

@@ -77,8 +77,7 @@ REWARD_MANAGER_MODULE: Final = NotYet(
     fix="register it (@REWARD_MANAGERS.register) in a file of trainer.user_modules, and set "
     "reward.reward_manager.name",
 )
-REWARD_MODEL: Final = NotYet(reason="reward models are not there yet")
-ROLLOUT_DUMPS: Final = NotYet(reason="dumps of all responses are not there yet")
-VALIDATION_DUMPS: Final = NotYet(
-    reason="generations lie in the run folder", fix="set trainer.log_val_generations"
+REWARD_POOL: Final = Hint(
+    reason="it sizes a pool of GPUs that is not in use; on the CPU set "
+    "reward.reward_model.rollout.num_replicas"
 )

@@ -15,9 +15,10 @@ from rlcore.config.base import (
     Seconds,
     Section,
     Share,
+    Slots,
     Tokens,
 )
-from rlcore.config.pending import REWARD_MANAGER_MODULE, REWARD_MODEL
+from rlcore.config.pending import REWARD_MANAGER_MODULE, REWARD_POOL
 
 
 class CustomRewardFunctionConfig(Section):
@@ -90,19 +91,42 @@ class RewardKwargsConfig(Section):
     """Length at which the penalty is full; null: data.max_response_length."""
 
 
+class RewardRolloutConfig(Section):
+    """The LLM servers of a reward model."""
+
+    name: Literal["transformers"] = "transformers"
+    """Engine (verl: the policy's)."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of the weights."""
+    prompt_length: Tokens = Field(default=2048, ge=1)
+    """Tokens of what is asked at most."""
+    response_length: Tokens = Field(default=2048, ge=1)
+    """Tokens of a judge's answer at most."""
+    max_num_seqs: Slots = Field(default=16, ge=16)
+    """Answers of a judge that grow at the same time (verl: 1024, for a GPU)."""
+    num_replicas: Processes = Field(default=1, ge=1)
+    """LLM servers (ours)."""
+
+
 class RewardModelConfig(Section):
-    """A reward model or judge on LLM servers of its own."""
+    """A reward model or judge on LLM servers of its own.
+
+    Without a reward function of yours the model itself scores, by its classification head. With one
+    it is a judge: the function may take `reward_router_address` and `reward_model_tokenizer`.
+    """
 
     enable: bool = False
     """Score by a model."""
     enable_resource_pool: bool = False
     """Devices of its own, so that responses are scored while others grow."""
-    nnodes: Hosts = Field(default=0, ge=0)
+    nnodes: Annotated[Hosts, REWARD_POOL] = Field(default=0, ge=0)
     """Hosts of that pool."""
-    n_gpus_per_node: Devices = Field(default=8, ge=0)
+    n_gpus_per_node: Annotated[Devices, REWARD_POOL] = Field(default=8, ge=0)
     """Devices of such a host."""
     model_path: PathText | None = None
     """Folder in Hugging Face format."""
+    rollout: RewardRolloutConfig = Field(default_factory=RewardRolloutConfig)
+    """Its LLM servers."""
 
 
 class RewardConfig(Section):
@@ -118,9 +142,7 @@ class RewardConfig(Section):
     """What stands round the reward function."""
     reward_kwargs: RewardKwargsConfig = Field(default_factory=RewardKwargsConfig)
     """Settings of the reward manager `dapo`."""
-    reward_model: Annotated[RewardModelConfig, REWARD_MODEL] = Field(
-        default_factory=RewardModelConfig
-    )
+    reward_model: RewardModelConfig = Field(default_factory=RewardModelConfig)
     """A reward model or judge."""
     num_workers: Processes = Field(default=2, ge=1)
     """Processes that score, shared out over the agent loop workers (verl: 8)."""

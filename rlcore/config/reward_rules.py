@@ -67,7 +67,24 @@ def rate_limits_need_their_manager(config: "RunConfig") -> Iterator[Problem]:
             )
 
 
+def late_rewards_have_no_parts(config: "RunConfig") -> Iterator[Problem]:
+    """A reward model without a pool scores complete batches; only the score is kept with rows."""
+    model = config.reward.reward_model
+    if model.enable and not model.enable_resource_pool and config.algorithm.gdpo_reward_keys:
+        yield Problem(
+            path="algorithm.gdpo_reward_keys",
+            value=config.algorithm.gdpo_reward_keys,
+            reason=(
+                "reward.reward_model.enable_resource_pool=false scores complete batches, of whose "
+                "rewards the rows keep the score alone"
+            ),
+            fix="set reward.reward_model.enable_resource_pool=true",
+            involves=("reward.reward_model.enable", "reward.reward_model.enable_resource_pool"),
+        )
+
+
 REWARD_RULES = (
+    late_rewards_have_no_parts,
     one_kind_of_reward_function,
     overlong_penalty_needs_its_manager,
     rate_limits_need_their_manager,

@@ -26,8 +26,6 @@ from rlcore.config.pending import (
     HOSTS,
     LENDING,
     REFILL,
-    ROLLOUT_DUMPS,
-    VALIDATION_DUMPS,
 )
 
 
@@ -158,10 +156,10 @@ class TrainerConfig(Section):
     """Steps in which the critic alone is trained."""
     log_val_generations: Count = Field(default=0, ge=0)
     """Validation responses to show per validation."""
-    rollout_data_dir: Annotated[PathText | None, ROLLOUT_DUMPS] = None
-    """Folder for all responses of every step."""
-    validation_data_dir: Annotated[PathText | None, VALIDATION_DUMPS] = None
-    """Folder for all responses of every validation."""
+    rollout_data_dir: PathText | None = None
+    """Folder for all responses of every step, one file each."""
+    validation_data_dir: PathText | None = None
+    """Folder for all responses of every validation, one file each."""
     steps_per_page: StepsPerPage = Field(default=1)
     """Steps on one page (subflow) of the Prefect UI; `auto` groups fast ones (ours)."""
     max_wall_s: Seconds | None = Field(default=None, gt=0)

@@ -6,6 +6,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from rlcore.data.environments import prepare_textarena
 from rlcore.data.prepared import PreparedReport, read_report
 from rlcore.data.questions import prepare_questions
 from rlcore.data.reasoning_gym import CHAIN_SUM_DIFFICULTY, prepare_reasoning_gym
@@ -21,6 +22,7 @@ __all__ = [
     "prepare_questions",
     "prepare_reasoning_gym",
     "prepare_smollm2",
+    "prepare_textarena",
     "prepare_tiny",
     "read_report",
 ]
@@ -74,9 +76,10 @@ def prepare_named(name: str, out: str | None, settings: Mapping[str, Any]) -> li
     """Make what `rollflow prepare NAME` asks for; return the folders.
 
     Args:
-        name: `smollm2`, `tiny`, `questions`, or a task of reasoning-gym.
+        name: `smollm2`, `tiny`, `questions`, `textarena`, or a task of reasoning-gym.
         out: Folder; None: below `models` and `data`.
-        settings: Of `prepare_questions` or `prepare_reasoning_gym`; the models have none.
+        settings: Of `prepare_questions`, `prepare_textarena` or `prepare_reasoning_gym`; the models
+            have none.
 
     Raises:
         ConfigError: a setting is unknown or missing.
@@ -93,6 +96,8 @@ def prepare_named(name: str, out: str | None, settings: Mapping[str, Any]) -> li
     wrong = [key for key in ("size", "test_size", "seed") if not _is_count(settings.get(key, 0))]
     if wrong:
         raise ConfigError(f"prepare {name}: {', '.join(wrong)} must be whole numbers from 0")
+    if name == "textarena":
+        return [_prepare_textarena(out, dict(settings))]
     return [prepare_reasoning_gym(name, out or str(Path("data") / name), **settings)]
 
 
@@ -107,6 +112,13 @@ def _prepare_questions(out: str | None, settings: dict[str, Any]) -> Path:
             f"prepare questions has no {', '.join(unknown)}; it takes out, file, {', '.join(known)}"
         )
     return prepare_questions(file, out or Path("data") / Path(file).stem, **settings)
+
+
+def _prepare_textarena(out: str | None, settings: dict[str, Any]) -> Path:
+    game = settings.pop("game", None)
+    if not isinstance(game, str):
+        raise ConfigError("prepare textarena needs game=NAME, such as FrozenLake-v0-random")
+    return prepare_textarena(game, out or Path("data") / game.lower(), **settings)
 
 
 def _is_count(value: object) -> bool:

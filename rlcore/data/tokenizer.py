@@ -80,12 +80,14 @@ def render_chat(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
     template_kwargs: Mapping[str, Any],
+    *,
+    is_open: bool = True,
 ) -> str:
-    """Return the text of a conversation, up to where the model's turn begins."""
+    """Return the text of a conversation, up to where the model's turn begins if it `is_open`."""
     text = tokenizer.apply_chat_template(
         [dict(message) for message in messages],
         tokenize=False,
-        add_generation_prompt=True,
+        add_generation_prompt=is_open,
         **template_kwargs,
     )
     if not isinstance(text, str):
@@ -97,9 +99,11 @@ def encode_chat(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
     template_kwargs: Mapping[str, Any],
+    *,
+    is_open: bool = True,
 ) -> list[int]:
     """Return the token ids of `render_chat`'s text, special tokens as the template wrote them."""
-    text = render_chat(tokenizer, messages, template_kwargs)
+    text = render_chat(tokenizer, messages, template_kwargs, is_open=is_open)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

@@ -17,7 +17,7 @@ from asyncio.subprocess import PIPE, Process
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.errors import ConfigError, DataError, RolloutError
+from rlcore.errors import ActorUnavailableError, ConfigError, DataError, RolloutError
 from rlcore.isolation.messages import LENGTH, Reply, Setup
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class IsolatedProcess:
             RolloutError: `limits.error`: the code raised, or the process died;
                 `limits.timeout_error`: it took too long.
             DataError: its result is not what it should be.
+            ActorUnavailableError: a collaborator of ours that it asks is not there.
         """
         limits = self._limits
         self.is_usable = False
@@ -117,6 +118,8 @@ class IsolatedProcess:
                 return reply.value
             case "bad_result":
                 raise DataError(reply.message)
+            case "unavailable":
+                raise ActorUnavailableError(reply.message)
             case _:
                 raise limits.error(f"{limits.what} raised\n{reply.message}")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlcore.errors import ConfigError, DataError
+from rlcore.errors import ConfigError, DataError, TransientError
 from rlcore.isolation.messages import LENGTH, Reply, Setup
 from rlcore.user_code import load_user_modules
 
@@ -55,7 +55,7 @@ def main() -> None:
     try:
         load_user_modules(setup.config.trainer.user_modules)
         module, _, name = setup.factory.partition(":")
-        function = getattr(importlib.import_module(module), name)(setup.config)
+        function = getattr(importlib.import_module(module), name)(setup.config, **setup.arguments)
     except (ConfigError, DataError) as error:
         write_message(replies, Reply(status="refused", message=str(error)))
         return
@@ -75,6 +75,8 @@ def call(function: Callable[[Any], Any], task: Any, runner: asyncio.Runner) -> R
             value = runner.run(_await(value))
     except DataError as error:
         return Reply(status="bad_result", message=_cut(str(error)), rss_mb=_rss_mb())
+    except TransientError as error:
+        return Reply(status="unavailable", message=_cut(str(error)), rss_mb=_rss_mb())
     except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything
         message = _describe(error)
         del error

@@ -22,6 +22,10 @@ RewardFunction = Callable[..., Any]
 """Sync or async (data_source, solution_str, ground_truth, extra_info, **kwargs) -> float | dict."""
 
 MAX_EXTRA_CHARACTERS = 20_000
+NUM_SAMPLED = "num_sampled_tokens"
+"""Under this name an unscored session keeps what `RewardTask.num_tokens` will be."""
+JUDGE_ARGUMENTS = ("reward_router_address", "reward_model_tokenizer")
+"""Where the reward model is asked (`host:port`, an OpenAI-like API), and its tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +37,14 @@ class RewardTask:
     """The response's text."""
     ground_truth: Any
     extra_info: dict[str, Any]
-    """The row's, with `phase` (train or validate), `global_steps`, `num_turns`, `tool_rewards`."""
+    """The row's, with `phase` (train or validate), `global_steps`, `num_turns`, `tool_rewards`.
+
+    And what the agent loop put under `for_reward` of its output's `extra_fields`.
+    """
     num_tokens: int
     """Of the response, without those of tools."""
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """The prompt, for a reward model."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of a reward function, as verl passes them."""
@@ -47,6 +56,33 @@ class RewardTask:
         }
 
 
+def make_task(
+    fields: Mapping[str, Any],
+    messages: list[dict[str, Any]],
+    response: str,
+    *,
+    num_tokens: int,
+    extra_info: Mapping[str, Any],
+) -> RewardTask:
+    """Return the task of scoring a response.
+
+    Args:
+        fields: Of the row: data_source, reward_model, extra_info.
+        messages: The prompt.
+        response: The response's text.
+        num_tokens: Of the response.
+        extra_info: Goes over the row's.
+    """
+    return RewardTask(
+        data_source=fields["data_source"],
+        solution_str=response,
+        ground_truth=fields["reward_model"]["ground_truth"],
+        extra_info={**(fields.get("extra_info") or {}), **extra_info},
+        num_tokens=num_tokens,
+        messages=messages,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reward:
     """A checked score and what the function returned beside it."""
@@ -56,29 +92,39 @@ class Reward:
     """Holds `acc` when the function returned it or only a number."""
 
 
-def load_reward_function(config: RunConfig) -> RewardFunction:
+def load_reward_function(
+    config: RunConfig, judge: Mapping[str, Callable[[], Any]] | None = None
+) -> RewardFunction:
     """Return the configured reward function, with `reward_kwargs` bound.
 
     Several named ones (`reward.functions`) become one, an async function that adds them up.
+
+    Args:
+        config: Names it.
+        judge: What makes the arguments of `JUDGE_ARGUMENTS`, for functions that take them; None:
+            they are None, to check the function.
 
     Raises:
         ConfigError: a file or function is missing or cannot be imported, or the function cannot
             be called as verl calls it.
     """
     reward = config.reward
+    judge = judge or {name: lambda: None for name in JUDGE_ARGUMENTS}
+    if not reward.reward_model.enable:
+        judge = {}
     if reward.functions:
         return WeightedSum(
             [
                 NamedReward(
                     name=part.name,
                     weight=part.weight,
-                    function=_load(part.path, part.function, part.reward_kwargs),
+                    function=_load(part.path, part.function, part.reward_kwargs, judge),
                 )
                 for part in reward.functions
             ]
         )
     custom = reward.custom_reward_function
-    return _load(custom.path, custom.name, custom.reward_kwargs)
+    return _load(custom.path, custom.name, custom.reward_kwargs, judge)
 
 
 def uses_rules(config: RunConfig) -> bool:
@@ -86,7 +132,7 @@ def uses_rules(config: RunConfig) -> bool:
     reward = config.reward
     if reward.functions:
         return any(part.path is None for part in reward.functions)
-    return reward.custom_reward_function.path is None
+    return reward.custom_reward_function.path is None and not reward.reward_model.enable
 
 
 def rule_by_data_source(
@@ -153,13 +199,21 @@ def check_result(result: object) -> Reward:
     return Reward(score=score, extra={"acc": score})
 
 
-def _load(path: str | None, name: str, kwargs: Mapping[str, Any]) -> RewardFunction:
+def _load(
+    path: str | None,
+    name: str,
+    kwargs: Mapping[str, Any],
+    judge: Mapping[str, Callable[[], Any]],
+) -> RewardFunction:
     if path is None:
         return rule_by_data_source
     function = load_user_object(path, name)
     if not callable(function):
         raise ConfigError(f"{path}: {name!r} is not a function")
-    bound = partial(function, **kwargs)
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    asked = {key: make() for key, make in judge.items() if takes_all or key in parameters}
+    bound = partial(function, **{**asked, **kwargs})
     try:
         inspect.signature(bound).bind(
             data_source="", solution_str="", ground_truth="", extra_info={}

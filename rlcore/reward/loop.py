@@ -30,14 +30,25 @@ class RewardScorer(Protocol):
 class RewardLoopManager:
     """The reward manager of the configuration over processes that run the reward function."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, reward_router_address: str | None = None) -> None:
+        """Make a manager; `start` starts its processes.
+
+        Args:
+            config: Of the run.
+            reward_router_address: Where its reward model is asked, if it has one.
+        """
         reward = config.reward
         num_processes = reward.num_workers
         if reward.reward_manager.name in {"rate_limited", "limited"}:
             num_processes = reward.max_concurrent
         num_workers = config.actor_rollout_ref.rollout.agent.num_workers
         self._pool = IsolatedPool(
-            Setup(factory=SCORER, config=config, max_memory_mb=reward.max_memory_mb),
+            Setup(
+                factory=SCORER,
+                config=config,
+                max_memory_mb=reward.max_memory_mb,
+                arguments={"reward_router_address": reward_router_address},
+            ),
             Limits(
                 timeout_s=reward.timeout,
                 start_s=config.deadlines.start,
@@ -70,6 +81,7 @@ class RewardLoopManager:
         Raises:
             RewardError: the function raised, hung, or its process died.
             DataError: the result is no reward.
+            ActorUnavailableError: the run's reward model is not there.
         """
         return await self._manager.run(task, self._pool.call)
 

@@ -126,6 +126,26 @@ def exact_match_rule(
     return {"score": accuracy, "acc": accuracy}
 
 
+@REWARD_RULES.register("textarena/*")
+@REWARD_RULES.register("environment/*")
+def environment_rule(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> dict[str, float]:
+    """Pay what the environment paid for the episode.
+
+    Raises:
+        DataError: no environment was played.
+    """
+    if "environment_reward" not in extra_info:
+        raise DataError(
+            f"data source {data_source} is paid by its environment; set "
+            "actor_rollout_ref.rollout.agent.default_agent_loop=environment_agent, or the rows' "
+            "agent_name"
+        )
+    score = float(extra_info["environment_reward"])
+    return {"score": score, "acc": float(extra_info.get("environment_solved", score >= 1))}
+
+
 @lru_cache(maxsize=4096)
 def _math_truth(ground_truth: str) -> list[Any]:
     from math_verify import parse

@@ -7,7 +7,7 @@ update. How requests wait, who may call what and when is the server's business.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from rlcore.config import RunConfig
 from rlcore.config.cores import Cores, threads_on
@@ -44,6 +44,8 @@ class EngineSpec:
     trust_remote_code: bool = False
     cores: Cores = ()
     """Numbers of the cores that it computes on; empty: all."""
+    task: Literal["generate", "classify"] = "generate"
+    """`classify`: a reward model that scores texts."""
 
     @classmethod
     def from_config(cls, config: RunConfig, cores: Cores = ()) -> Self:
@@ -145,6 +147,10 @@ def build_engine(spec: EngineSpec) -> Engine:
 @ENGINES.register("transformers")
 def _transformers(spec: EngineSpec) -> Engine:
     # Imported on use: an engine's library is needed only where it is chosen.
+    if spec.task == "classify":
+        from rlcore.rollout.classifier_engine import ClassifierEngine
+
+        return ClassifierEngine(spec)
     from rlcore.rollout.transformers_engine import TransformersEngine
 
     return TransformersEngine(

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from rlcore.data.parquet import write_rows
 
@@ -90,3 +96,30 @@ def write_tiny_data(folder: Path, *, train_rows: int = 64, test_rows: int = 16) 
         ]
         first += num_rows
         write_rows(folder / f"{split}.parquet", rows)
+
+
+def build_tiny_reward_model(folder: Path, *, seed: int = 1) -> None:
+    """Save a random Llama with a head of one output (float32) and the tiny tokenizer to `folder`.
+
+    The weights depend on the arguments only; the process's random state is left as it was.
+    """
+    tokenizer = build_tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        pad_token_id=PAD_ID,
+        bos_token_id=START_ID,
+        eos_token_id=END_ID,
+        initializer_range=0.2,
+    )
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForSequenceClassification(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -15,6 +15,7 @@ from rlcore.buffer.transfer_queue import attached_queue
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from rlcore.registry import Registry
+from rlcore.reward.model import scores_later
 from rlcore.tracking.batch_metrics import batch_metrics
 from rlcore.tracking.off_policy import off_policy_metrics
 from rlcore.trainer.advantage import (
@@ -23,7 +24,9 @@ from rlcore.trainer.advantage import (
     copy_rollout_log_probs,
 )
 from rlcore.trainer.checkpoint import CheckpointStore, best_step
+from rlcore.trainer.dumps import dump_batch
 from rlcore.trainer.feeding import PromptFeeding
+from rlcore.trainer.late_rewards import LateScorer, with_stored_rewards
 from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
 from rlcore.trainer.reference_critic import ReferenceAndCritic, kl_penalty, move_kl_weight
@@ -88,6 +91,7 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
         self.folder = resources.folder
         self.ledger = resources.ledger
         self.training = resources.training
+        self.reward_model = resources.reward_model
         self.checkpoint_manager: WeightManager = resources.checkpoint_manager
         self.prompts = PromptSource(config, self.run_id)
         self.replay_buffer: ReplayBuffer = make_replay_buffer(
@@ -184,11 +188,21 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
     def _compute_reward_colocate(self, batch: BatchRef) -> Metrics:
         """Report the rewards, which the AgentLoopWorkers computed while they streamed in.
 
+        A reward model without devices of its own computes them now, while the replicas sleep.
+
         Raises:
             DataError: a trajectory of the batch has no reward.
+            RewardError: the reward model's answer to a response is none; names its row.
         """
         leased = self._leased(batch)
+        scorer = self._late_scorer()
+        if scorer is not None:
+            leased = scorer.score_batch(self._partition("train"), leased)
         metrics = batch_metrics(leased)
+        if self.config.trainer.rollout_data_dir is not None:
+            queue = attached_queue(self.config.deadlines.queue)
+            folder = self.config.trainer.rollout_data_dir
+            dump_batch(folder, queue, self._partition("train"), leased, self.prompts)
         self.state["sampler"] = self.prompts.observe(self.state.get("sampler"), leased)
         return metrics
 
@@ -210,10 +224,14 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
 
     def _compute_advantage(self, batch: BatchRef) -> Metrics:
         """Write `advantages`, `returns` and what corrects them, by `algorithm`."""
-        leased = self._leased(batch)
-        metrics = compute_advantage(
+        queue, partition_id = (
             attached_queue(self.config.deadlines.queue),
             self._partition("train"),
+        )
+        leased = with_stored_rewards(queue, partition_id, self._leased(batch))
+        metrics = compute_advantage(
+            queue,
+            partition_id,
             leased,
             AdvantageSpec.from_config(self.config),
             kl=kl_penalty(self.config, self.state),
@@ -276,11 +294,20 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
             partition_id=self._partition("val"),
             folder=self.folder.path,
             deadline_s=self.deadline_s,
+            scorer=self._late_scorer(),
+            data_dir=self.config.trainer.validation_data_dir,
         )
         self.state["scores"][str(self.global_steps)] = metrics["val-aux/accuracy"]
         return metrics
 
     # What phases share.
+    def _late_scorer(self) -> LateScorer | None:
+        """Return what scores complete batches; None where they are scored already."""
+        if self.reward_model is None or not scores_later(self.config):
+            return None
+        queue = attached_queue(self.config.deadlines.queue)
+        return LateScorer(self.config, self.prompts, queue, self.reward_model, self._key())
+
     def _leased(self, batch: BatchRef) -> SampledBatch:
         return self.ledger.leased(batch.lease_id)
 

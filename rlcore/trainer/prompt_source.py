@@ -2,6 +2,7 @@
 
 import logging
 from functools import lru_cache
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -69,6 +70,16 @@ class PromptSource:
         return self._loader.specs(
             sampler, start=start, count=count, run_id=self._run_id, global_step=global_step
         )
+
+    def train_fields(self, index: int) -> dict[str, Any]:
+        """Return the columns of a training row, its messages as `raw_prompt`."""
+        dataset = self._loader.dataset
+        row = dataset.row(index)
+        return {**row, "data_source": dataset.data_source(row)}
+
+    def train_origin(self, index: int) -> str:
+        """Return `file row N` of a training row, for messages."""
+        return self._loader.dataset.origin(index)
 
     def observe(self, sampler: SamplerState | None, batch: SampledBatch) -> SamplerState | None:
         """Return the sampler's state after a batch that was scored."""

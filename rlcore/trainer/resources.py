@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.ledger_client import LedgerClient
+from rlcore.cluster.reward_model import RewardModel
 from rlcore.cluster.training_worker import TrainingGroup
 from rlcore.trainer.run_folder import RunFolder
 
@@ -44,3 +45,5 @@ class TrainerResources:
     checkpoint_manager: CheckpointEngineManager
     total_steps: int | None = None
     """Steps of the run; None: not known."""
+    reward_model: RewardModel | None = None
+    """The one of `reward.reward_model`."""

@@ -9,13 +9,15 @@ from typing import Any
 from rlcore.buffer.transfer_queue import QueueClient
 from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.reward.extraction import ANSWER_EXTRACTORS
+from rlcore.trainer.dumps import dump_validation
+from rlcore.trainer.late_rewards import LateScorer
 from rlcore.trainer.prompt_source import PromptSource
 from rlcore.trainer.run_folder import write_atomically
 from rlcore.trainer.validation_metrics import accuracy_of, question_key, validation_metrics
 from rlcore.types import CallKey, PromptSpec, SessionRecord
 
 
-def run_validation(
+def run_validation(  # noqa: PLR0913  the options of a phase
     *,
     prompts: PromptSource,
     ledger: LedgerClient,
@@ -24,6 +26,8 @@ def run_validation(
     partition_id: str,
     folder: Path,
     deadline_s: float,
+    scorer: LateScorer | None = None,
+    data_dir: str | None = None,
 ) -> dict[str, float]:
     """Run the held-out prompts through the replicas that serve now.
 
@@ -39,6 +43,8 @@ def run_validation(
         partition_id: `{run_id}/val`.
         folder: The run folder; generations go to `generations/step-NNNN.jsonl` in it.
         deadline_s: Seconds until the whole set must have settled.
+        scorer: Scores the sessions, where agent loop workers do not.
+        data_dir: Folder of the user's for all responses.
 
     Returns:
         verl's `val-core/{data_source}/acc/mean@N` and `val-aux/...`; see validation_metrics.py.
@@ -51,7 +57,11 @@ def run_validation(
     ledger.feed(key, specs)
     settled = ledger.wait_settled(key, partition_id, deadline_s)
     texts = _response_texts(prompts, queue, partition_id, settled)
+    if scorer is not None:
+        settled = scorer.score_settled(specs, settled, texts)
     write_generations(folder, key.global_step, specs, settled, texts)
+    if data_dir is not None:
+        dump_validation(data_dir, key.global_step, specs, settled, texts)
     queue.clear(partition_id, ledger.discard(key, partition_id))
     base = base_accuracies(folder) if key.global_step > 0 else None
     return validation_metrics(specs, settled, base, answers_of(specs, settled, texts))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlcore.data.prepare import prepare_reasoning_gym
+from rlcore.data.prepare import prepare_reasoning_gym, prepare_textarena
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -54,5 +54,16 @@ def test_the_calculator_preset_trains(project, served):
     code, output = project.run("train", "calculator-tiny", "trainer.runs_root=runs-tools", **served)
     assert code == 0, output
     [path] = project.root.glob("runs-tools/*/metrics.jsonl")
+    steps = [json.loads(line) for line in path.read_text().splitlines()]
+    assert any("num_turns/mean" in step for step in steps), steps
+
+
+def test_the_frozen_lake_preset_trains(project):
+    prepare_textarena(
+        "FrozenLake-v0-random", project.root / "data" / "frozenlake-v0-random", size=16, test_size=4
+    )
+    code, output = project.run("train", "frozen-lake-tiny", "trainer.runs_root=runs-lake")
+    assert code == 0, output
+    [path] = project.root.glob("runs-lake/*/metrics.jsonl")
     steps = [json.loads(line) for line in path.read_text().splitlines()]
     assert any("num_turns/mean" in step for step in steps), steps

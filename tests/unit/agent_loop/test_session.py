@@ -1,11 +1,17 @@
 import asyncio
+import json
+import shutil
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from rlcore.agent_loop import AgentLoopBase, register
 from rlcore.agent_loop.session import SessionResult, with_baseline
 from rlcore.errors import ActorUnavailableError
 from rlcore.testing.rollout import CountingReplica
+from rlcore.testing.scripted_replica import ScriptedReplica
+from rlcore.testing.tiny_model import CHAT_TEMPLATE, END
 from rlcore.types import AgentLoopOutput, SessionRecord
 
 
@@ -222,3 +228,56 @@ def test_without_its_baseline_a_group_has_failed():
         (0, "session 2: no score", []),
         (1, "session 2: no score", []),
     ]
+
+
+@pytest.fixture
+def byte_tokenizer(make_config, tmp_path):
+    """A folder of the tiny model with a tokenizer of bytes, and that tokenizer."""
+    folder = tmp_path / "model"
+    shutil.copytree(make_config().actor_rollout_ref.model.path, folder)
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|im_start|>", END]
+    core.train_from_iterator(
+        [], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder, tokenizer
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"), [(100, "It is 👩‍👩‍👧!"), (8, "It is \N{REPLACEMENT CHARACTER}")]
+)
+def test_emoji_arrive_as_they_are_and_half_ones_do_no_harm(
+    run_session, byte_tokenizer, tmp_path, budget, said
+):
+    folder, tokenizer = byte_tokenizer
+    question, answer = "Which is it, 🇪🇺 or 👩‍👩‍👧? " * 10, "It is 👩‍👩‍👧!"
+    row = {
+        "data_source": "mine", "prompt": [{"role": "user", "content": question}],
+        "reward_model": {"ground_truth": "👩‍👩‍👧"}, "extra_info": {},
+    }  # fmt: skip
+    path = tmp_path / "rows.jsonl"
+    path.write_text(8 * f"{json.dumps(row, ensure_ascii=False)}\n")
+    seen = []
+
+    def reward(solution_str, ground_truth, **rest):
+        seen.append((solution_str, ground_truth))
+        return 1.0
+
+    replica = ScriptedReplica(tokenizer, lambda *_: answer, end_token_id=tokenizer.eos_token_id)
+    _, result = run_session(
+        replica, reward=reward, data__train_files=str(path), data__max_prompt_length=1000,
+        data__max_response_length=budget, actor_rollout_ref__model__path=str(folder),
+        actor_rollout_ref__actor__ppo_max_token_len_per_gpu=2048,
+    )  # fmt: skip
+    assert result.record.error_message == ""
+    [stored] = result.rows
+    assert question in tokenizer.decode(stored["prompts"])
+    sampled = [*tokenizer(answer)["input_ids"], tokenizer.eos_token_id]
+    assert stored["responses"].tolist() == sampled[:budget]
+    assert seen == [(said, "👩‍👩‍👧")]

@@ -204,7 +204,7 @@ BAD = [
         f"{ACTOR}fsdp_config.param_offlaod",
         "no such key",
     ),
-    (["reward.reward_model.rollout.name=vllm"], "reward.reward_model.rollout.name", "not there"),
+    (["reward.reward_model.rollout.name=vllm"], "reward.reward_model.rollout.name", "transformers"),
     # rewards
     (["reward.reward_manager.name=prime"], "reward.reward_manager.name", "no reward manager"),
     (["reward_model.reward_manager=dapo"], "reward_model.reward_manager", "reward.reward_manager"),

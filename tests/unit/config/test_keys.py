@@ -61,7 +61,6 @@ def test_satisfied_keys_give_one_notice(override):
         (f"{A}rollout.multi_turn.num_repeat_rollouts=2", "does not read", "rollout.n"),
         ("reward.reward_manager.source=importlib", "by name", "@REWARD_MANAGERS.register"),
         ("custom_reward_function.path=x.py", "moved", "reward.custom_reward_function"),
-        ("reward.reward_model.enable=True", "reward models", "leave it out"),
         ("trainer.v1.separate_async.hybrid_rollout.enable_switch=True", "lent", "leave it out"),
         ("trainer.v1.sampler.sync_refill_failed_groups=False", "replaced", "leave it out"),
         ("ray_kwargs.ray_init.num_cpus=8", "own", "ray.num_cpus"),

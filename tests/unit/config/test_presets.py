@@ -12,7 +12,13 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 def test_every_preset_loads_without_notices():
     files = sorted((REPOSITORY / "deployments" / "runs").glob("*.yaml"), key=lambda p: p.stem)
-    names = ["calculator-tiny", "grpo-smollm2", "grpo-tiny", "grpo-tiny-curriculum"]
+    names = [
+        "calculator-tiny",
+        "frozen-lake-tiny",
+        "grpo-smollm2",
+        "grpo-tiny",
+        "grpo-tiny-curriculum",
+    ]
     assert [path.stem for path in files] == preset_names() == names
     for path in files:
         by_name, by_path = resolve_config(path.stem), resolve_config(path)
@@ -50,7 +56,7 @@ def test_a_preset_of_the_project_one_stands_in_comes_first(tmp_path, monkeypatch
     [
         ("grpo-tinny", "did you mean grpo-tiny?"),
         ("nope.yaml", "no such file"),
-        ("", "known: calculator-tiny, grpo-smollm2, grpo-tiny"),
+        ("", "known: calculator-tiny, frozen-lake-tiny, grpo-smollm2, grpo-tiny"),
     ],
 )
 def test_missing_presets(preset, message):

@@ -1,0 +1,1 @@
+"""Text environments of other libraries: what a session plays instead of answering a question."""
