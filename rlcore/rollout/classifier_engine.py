@@ -88,7 +88,7 @@ class ClassifierEngine:
         del request_id
         return None
 
-    def stage_weights(self, meta: WeightMeta) -> None:
+    def stage_weights(self, meta: WeightMeta) -> str:
         """Refuse weights.
 
         Raises:
