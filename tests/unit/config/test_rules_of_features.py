@@ -147,9 +147,9 @@ def problems(rule, values, **more):
         (
             storage_holds_what_is_in_flight,
             {"transfer_queue.backend.storage_backend": "MooncakeStore",
-             "transfer_queue.backend.MooncakeStore.global_segment_size": 40000},
+             "transfer_queue.backend.MooncakeStore.global_segment_size": 4000},
             "transfer_queue.backend.MooncakeStore.global_segment_size",
-            "(trainer.v1.trainer_mode=sync); it holds 13 of up to",
+            "(trainer.v1.trainer_mode=sync); it holds 1 of up to",
         ),
         (
             mini_batch_is_shared_out_evenly,

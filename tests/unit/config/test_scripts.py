@@ -33,7 +33,7 @@ TABLE = {
     ),
     "gspo": (20, 3, {f"{A}rollout.name"}),
     "async": (
-        19,
+        20,
         4,
         {
             f"{A}rollout.checkpoint_engine.backend",
