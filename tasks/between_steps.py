@@ -29,7 +29,7 @@ HEALTH_S = 5.0
 """For one answer of the server."""
 
 WORKER_S = 12.0
-"""A worker ends a cancelled run within 10 s. One whose server was away ends none that it had started
+"""A worker ends a cancelled run within 10 s. One whose server was away ends none that it started
 before: Prefect's observer gives up after some twenty seconds, and does not come back."""
 
 PAGE_S = 5.0
