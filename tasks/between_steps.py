@@ -28,8 +28,9 @@ POLL_S = 1.0
 HEALTH_S = 5.0
 """For one answer of the server."""
 
-WORKER_S = 30.0
-"""A worker ends a cancelled run within 10 s, unless it lost sight of its runs with the server."""
+WORKER_S = 12.0
+"""A worker ends a cancelled run within 10 s. One whose server was away ends none that it started
+before: Prefect's observer gives up after some twenty seconds, and does not come back."""
 
 PAGE_S = 5.0
 """A page of `steps_per_page: auto` takes about this long, so that a page costs the run little."""

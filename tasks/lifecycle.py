@@ -132,6 +132,9 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
     except Pause:
         folder.end_attempt(attempt, "suspended")
         raise
+    except SystemExit as error:  # as a driver ends whose worker was killed; Prefect: Crashed
+        folder.end_attempt(attempt, "terminated", f"the process was ended: {error!r}")
+        raise
     except BaseException as error:
         outcome = "crashed" if is_transient(error) else "failed"
         folder.end_attempt(attempt, outcome, f"{type(error).__name__}: {error}")

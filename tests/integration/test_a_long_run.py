@@ -19,8 +19,9 @@ pytestmark = [
 LEASE_S = 360
 """A lease of a deployment's slot lasts 300 s: a lost one would have ended the run by then."""
 CANCEL_S = 25
-NOTICE_S = 15
-"""A worker looks every ten seconds whether one of its runs is to be cancelled."""
+NOTICE_S = 30
+"""The worker lost sight of the run with the server: the run looks after each step of 13 seconds and
+gives a worker 12. (A worker that sees it: test_deployment.py.)"""
 SECOND = {
     "deadlines": {"device_lock": 600},
     "trainer": {

@@ -85,7 +85,9 @@ def test_a_run_goes_on_whatever_is_done_to_it_and_ends_with_the_same_weights(tra
     # A host that dies says nothing at all: no beat comes any more, and the automation crashes the
     # run. Meanwhile the devices are free: the same is trained there, undisturbed.
     assert site.steps_done(ROOT) < STEPS - 1
+    driver = site.attempts(ROOT)[3]["pid"]
     site.kill(site.workers["rollflow-train"])
+    os.kill(driver, signal.SIGKILL)
     assert "outcome" not in site.attempts(ROOT)[3]
     undisturbed = train_by_hand(site, "undisturbed")
     site.workers["rollflow-train"] = site.start_worker("rollflow-train")

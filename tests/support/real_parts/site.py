@@ -59,7 +59,6 @@ class Site(ServerOfTests):
             PREFECT_HOME=str(home / "prefect"),
             PREFECT_API_URL=self.url,
             PREFECT_API_AUTH_STRING=SECRET,
-            PREFECT_CLIENT_MAX_RETRIES="9",
             PATH=f"{BIN}:{os.environ['PATH']}",
             PYTHONPATH=str(REPOSITORY),
             TMPDIR=str(home / "tmp"),
