@@ -1,4 +1,4 @@
-"""Whole runs of what training can do besides GRPO on one rank: PPO, all KLs, ReMax, adapters."""
+"""Whole runs of what training can do besides GRPO on one rank: PPO with all KLs, adapters."""
 
 import math
 from pathlib import Path
@@ -52,17 +52,15 @@ def test_ppo_with_a_critic_and_both_kls_on_two_ranks(project):
     assert (folder / "global_step_3/actor/critic/state/.metadata").is_file()
 
 
-def test_adapters_train_with_remax_and_are_exported_merged(project):
+def test_adapters_train_and_are_exported_merged(project):
     folder, steps = trained(
         project,
-        "algorithm.adv_estimator=remax",
         "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.actor.use_kl_loss=true",
         "trainer.total_training_steps=2",
         "trainer.save_freq=2",
         "trainer.test_freq=-1",
     )
-    assert math.isfinite(steps[2]["critic/baselines/mean"])
     assert steps[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
     assert steps[2]["actor/kl_loss"] > 0
     # the engine got merged weights: its log-probs are the trainer's
