@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlcore.tracking.curves import read_metrics
 from rlcore.tracking.timeline import read_timeline
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]  # two runs, one after the other
 
 STEPS = 4
 PHASES = [
