@@ -1,10 +1,11 @@
 """Engine `gloo`: buckets over TCP by torch's gloo, between hosts or processes of one.
 
 One process group of two ranks per replica: a replica that dies breaks its own transfer and no
-other's. The sender's store, by which the two find each other, listens on all interfaces of its
-host; the transfers themselves on the one named by `engine_kwargs.gloo.host`.
+other's. The sender's store, by which the two find each other, and the transfers listen on the
+address `engine_kwargs.gloo.host` only.
 """
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -69,7 +70,7 @@ class GlooSender:
         """Wait for every replica in a thread of its own and send it all buckets."""
         host = settings.options.get("host", DEFAULT_HOST)
         if self._store is None:
-            self._store = _torch.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            self._store = open_store(host)
         data = torch.from_numpy(map_segment(meta, writable=True))
         push = uuid4().hex
         self._errors.clear()
@@ -173,6 +174,15 @@ def new_pair(
     chosen._timeout = timedelta(seconds=deadline_s)
     chosen._devices = [gloo.create_device(hostname=options.get("host", DEFAULT_HOST))]
     return gloo(store, rank, 2, chosen)
+
+
+def open_store(host: str) -> Any:
+    """Return a store for pairs to meet at, on a free port of `host`: by itself it takes all."""
+    listening = socket.create_server((host, 0))
+    port = listening.getsockname()[1]
+    return _torch.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
 
 
 def _arrived(buffer: WeightBuffer, bucket: Bucket, work: Any) -> Bucket:
