@@ -205,8 +205,9 @@ def test_a_killed_sender_leaves_the_old_weights_and_the_retry_succeeds(cell):
     cell.replicas["b"].set_fault(Fault(at="middle", action="kill_sender"))
     driver = PROCESSES.Process(target=_update, args=(cell.manager,))
     driver.start()
-    driver.join(60)
-    assert driver.exitcode != 0
+    driver.join(120)
+    # Not `!= 0`: while it runs on, the fault is still to come, and would kill these tests.
+    assert driver.exitcode not in (None, 0)
     for replica in cell.replicas.values():
         assert replica.health()["weight_version"] == 1
         assert replica.weights() == expected(1)
@@ -220,14 +221,14 @@ def test_a_hung_sender_ends_in_an_error_and_the_retry_succeeds(cell):
     cell.replicas["b"].set_fault(Fault(at="first", action="stop_sender"))
     driver = PROCESSES.Process(target=_update, args=(cell.manager,))
     driver.start()
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 120
     while driver.is_alive() and time.monotonic() < ends:
         time.sleep(0.1)
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(driver.pid).status() == psutil.STATUS_STOPPED:
                 driver.kill()  # as the phase's deadline does
     driver.join(5)
-    assert driver.exitcode != 0
+    assert driver.exitcode not in (None, 0)
     again(cell.manager).update_weights(2)
     cell.assert_serves(2)
 
