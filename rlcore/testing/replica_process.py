@@ -45,6 +45,8 @@ class Fault:
     action: Literal["kill", "stop", "refuse", "load_error", "kill_sender", "stop_sender", "wait"]
     """`wait`: go on when the file of `until` exists."""
     until: str = ""
+    spare: int = 0
+    """Process that is no sender to be killed: the tests' own."""
 
 
 class TensorEngine(ScriptedEngine):
@@ -90,7 +92,10 @@ class TensorEngine(ScriptedEngine):
             case "kill" | "stop":
                 os.kill(os.getpid(), _signal(fault.action))
             case "kill_sender" | "stop_sender":
-                os.kill(meta.transport["sender_pid"], _signal(fault.action))
+                sender_pid = meta.transport["sender_pid"]
+                if sender_pid == fault.spare:
+                    raise WeightTransferError("the sender that was to be killed never came so far")
+                os.kill(sender_pid, _signal(fault.action))
 
 
 def _signal(action: str) -> signal.Signals:

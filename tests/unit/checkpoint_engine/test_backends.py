@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -202,7 +203,7 @@ def _update(manager: CheckpointEngineManager) -> None:
 def test_a_killed_sender_leaves_the_old_weights_and_the_retry_succeeds(cell):
     cell.manager.update_weights(1)
     cell.source.version = 2
-    cell.replicas["b"].set_fault(Fault(at="middle", action="kill_sender"))
+    cell.replicas["b"].set_fault(Fault(at="middle", action="kill_sender", spare=os.getpid()))
     driver = PROCESSES.Process(target=_update, args=(cell.manager,))
     driver.start()
     driver.join(120)
@@ -218,7 +219,7 @@ def test_a_killed_sender_leaves_the_old_weights_and_the_retry_succeeds(cell):
 def test_a_hung_sender_ends_in_an_error_and_the_retry_succeeds(cell):
     cell.manager.update_weights(1)
     cell.source.version = 2
-    cell.replicas["b"].set_fault(Fault(at="first", action="stop_sender"))
+    cell.replicas["b"].set_fault(Fault(at="first", action="stop_sender", spare=os.getpid()))
     driver = PROCESSES.Process(target=_update, args=(cell.manager,))
     driver.start()
     ends = time.monotonic() + 120
