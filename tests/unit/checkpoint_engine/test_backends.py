@@ -15,7 +15,6 @@ import torch
 
 from rlcore.checkpoint_engine.base import TransferSettings
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
-from rlcore.checkpoint_engine.segment import write_tensors
 from rlcore.errors import (
     ActorUnavailableError,
     RLCoreError,
@@ -31,36 +30,12 @@ from rlcore.testing.replica_process import (
     ReplicaProcess,
     start_replica_process,
 )
+from rlcore.testing.weight_source import SPECS, WeightSource, tensors, update_to_2
 from rlcore.types import CallKey, WeightMeta
 
 BACKENDS = ["naive", "shm", "gloo", "mooncake"]
-SPECS = [
-    ("embed", "float32", (1031, 1021), None),  # 4.2 MB and odd: no bucket ends where a tensor does
-    ("norm", "bfloat16", (7,), None),
-    ("wide", "bfloat16", (3_000_001,), None),  # larger than a bucket
-    ("nothing", "float32", (0, 4), None),
-    ("scalar", "float32", (), None),
-    ("steps", "int64", (3,), None),
-    ("flags", "bool", (5,), None),
-    ("small", "float16", (3, 3), None),
-    ("head", "float32", (1031, 1021), "embed"),
-    ("tail", "bfloat16", (2_500_003,), None),
-]
 KEY = CallKey(run_id="run", attempt=1, global_step=1, phase="update_weights")
 SETTINGS = TransferSettings(bucket_bytes=4 << 20, bucket_deadline_s=8.0)
-
-
-@functools.cache
-def tensors(version: int) -> list[tuple[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(version)
-    made: dict[str, torch.Tensor] = {}
-    for name, dtype, shape, tied_to in SPECS:
-        raw = torch.randint(0, 2, shape, generator=generator)
-        if dtype not in ("bool", "int64"):
-            raw = torch.randn(shape, generator=generator)
-        made[name] = made[tied_to] if tied_to else raw.to(getattr(torch, dtype))
-    made["steps"] += 2**24 + 1
-    return list(made.items())
 
 
 @functools.cache
@@ -69,29 +44,13 @@ def expected(version: int) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in flat.items()}
 
 
-class Source:
-    """A trainer whose weights follow from its version."""
-
-    def __init__(self, folder: Path) -> None:
-        self.published = None
-        self.path = folder / "weights"
-        self.version = 1
-
-    def publish_weights(self, key: CallKey) -> WeightMeta:
-        self.published = write_tensors(self.path, tensors(self.version), "auto", self.version)
-        return self.published
-
-    def published_weights(self) -> WeightMeta | None:
-        return self.published
-
-
 class Cell:
     """Two replicas, a trainer and a manager."""
 
     def __init__(self, backend: str, folder: Path) -> None:
         self.backend, self.folder = backend, folder
         self.started: list[ReplicaProcess] = []
-        self.source = Source(folder)
+        self.source = WeightSource(folder)
         self.replicas = {name: self.start(name) for name in ("a", "b")}
         self.manager = self.new_manager(self.replicas)
 
@@ -196,15 +155,11 @@ def test_without_enough_receivers_nothing_is_committed(cell):
     cell.assert_serves(2)
 
 
-def _update(manager: CheckpointEngineManager) -> None:
-    manager.update_weights(2)
-
-
 def test_a_killed_sender_leaves_the_old_weights_and_the_retry_succeeds(cell):
     cell.manager.update_weights(1)
     cell.source.version = 2
     cell.replicas["b"].set_fault(Fault(at="middle", action="kill_sender", spare=os.getpid()))
-    driver = PROCESSES.Process(target=_update, args=(cell.manager,))
+    driver = PROCESSES.Process(target=update_to_2, args=(cell.manager,))
     driver.start()
     driver.join(120)
     # Not `!= 0`: while it runs on, the fault is still to come, and would kill these tests.
@@ -220,7 +175,7 @@ def test_a_hung_sender_ends_in_an_error_and_the_retry_succeeds(cell):
     cell.manager.update_weights(1)
     cell.source.version = 2
     cell.replicas["b"].set_fault(Fault(at="first", action="stop_sender", spare=os.getpid()))
-    driver = PROCESSES.Process(target=_update, args=(cell.manager,))
+    driver = PROCESSES.Process(target=update_to_2, args=(cell.manager,))
     driver.start()
     ends = time.monotonic() + 120
     while driver.is_alive() and time.monotonic() < ends:
@@ -237,7 +192,7 @@ def test_a_hung_sender_ends_in_an_error_and_the_retry_succeeds(cell):
 def test_a_wrong_checksum_is_no_commit(cell):
     cell.manager.update_weights(1)
 
-    class Damaged(Source):
+    class Damaged(WeightSource):
         def publish_weights(self, key: CallKey) -> WeightMeta:
             meta = super().publish_weights(key)
             with self.path.open("r+b") as file:
