@@ -33,6 +33,7 @@ def make_run(tmp_path):
         folder = RunFolder.create(tmp_path / "runs" / "x", run_id="x", request={})
         cluster = cluster or SimpleNamespace(ledger=None, replicas={})
         cluster.executors, cluster.training, cluster.checkpoint_manager = Pool(), None, None
+        cluster.reward_model = None
         run = ActiveRun(config=config, folder=folder, attempt=1, cluster=cluster, rows=ROWS)
         made.append(run)
         return run
