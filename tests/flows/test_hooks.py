@@ -89,7 +89,8 @@ config = tiny_config(root, {
 load_user_modules(config.trainer.user_modules)
 pool = SimpleNamespace(pool_id="none", set_stray_sink=lambda sink: None)
 cluster = SimpleNamespace(
-    executors=pool, ledger=None, training=None, checkpoint_manager=None, replicas={}
+    executors=pool, ledger=None, training=None, checkpoint_manager=None, replicas={},
+    reward_model=None,
 )
 folder = RunFolder.create(root / "runs" / "x", run_id="x", request={})
 run = ActiveRun(config=config, folder=folder, attempt=1, cluster=cluster, rows=64)
