@@ -1,7 +1,7 @@
 """Whatever a reward function does, the others are scored and nothing becomes 0."""
 
 import asyncio
-import os
+import contextlib
 import time
 
 import psutil
@@ -175,7 +175,7 @@ def test_a_process_that_dies_between_tasks_is_replaced(make_config, make_task):
     async def run():
         rewards = RewardLoopManager(make_config(FAULTS, reward__num_workers=1))
         await rewards.start()
-        [child] = psutil.Process().children()
+        [child] = scorers()
         child.kill()
         outcome = await asyncio.gather(
             *(rewards.score(make_task()) for _ in range(3)), return_exceptions=True
@@ -187,11 +187,21 @@ def test_a_process_that_dies_between_tasks_is_replaced(make_config, make_task):
     assert asyncio.run(run()) == [GOOD] * 3
 
 
+def scorers():
+    """The processes that score; other tests of this session may have left a server of theirs."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "rlcore.isolation.process" in child.cmdline():
+                found.append(child)
+    return found
+
+
 def test_nothing_is_left_running(make_config, make_task):
     async def run():
         rewards = RewardLoopManager(make_config(FAULTS, reward__num_workers=2))
         await rewards.start()
-        children = psutil.Process(os.getpid()).children()
+        children = scorers()
         hanging = asyncio.create_task(rewards.score(make_task("hang in C")))
         await asyncio.sleep(0.1)
         await rewards.close()
