@@ -134,11 +134,19 @@ def test_checkpoint_2_holds_the_pipeline(resumed):
     assert (resumed / "global_step_2" / "waiting_rows.pt").exists() == bool(finished)
 
 
-def test_responses_span_versions_within_the_bound(resumed):
+def test_no_token_is_older_than_the_bound(resumed):
     metrics = read_metrics(resumed / "metrics.jsonl")
-    prefix = "training/off_policy/trajectory_"
+    worst = "training/off_policy/trajectory_staleness_worst/max"
     # Threshold 2: a token is at most one update old, also where the second attempt leaves out the
     # version number that the first gave to its own step 3.
-    assert all(0 <= m[f"{prefix}staleness_worst/max"] <= 1 for s, m in metrics.items() if s > 0)
-    assert max(m[f"{prefix}spans/max"] for s, m in metrics.items() if s > 0) == 2
-    assert max(m["response_length/max"] for s, m in metrics.items() if s > 0) <= 48
+    assert all(0 <= m[worst] <= 1 for step, m in metrics.items() if step > 0)
+    assert max(m[worst] for step, m in metrics.items() if step > 0) == 1
+    assert max(m["response_length/max"] for step, m in metrics.items() if step > 0) <= 48
+
+
+# In separate_async it is a matter of time whether an update falls into a response.
+@pytest.mark.parametrize("resumed", ["colocate_async"], indirect=True)
+def test_responses_span_versions(resumed):
+    metrics = read_metrics(resumed / "metrics.jsonl")
+    spans = "training/off_policy/trajectory_spans/max"
+    assert max(m[spans] for step, m in metrics.items() if step > 0) == 2
