@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from rlcore.tracking.curves import read_metrics
 
-pytestmark = [pytest.mark.integration, pytest.mark.async_modes]
+# A test may set up two whole runs.
+pytestmark = [pytest.mark.integration, pytest.mark.async_modes, pytest.mark.timeout(400)]
 
 STEPS = 3
 SEPARATE = "trainer.v1.separate_async."

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from rlcore.tracking.curves import read_metrics
 
-pytestmark = pytest.mark.integration
+# A test may set up two whole runs.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 STEPS = 3
 DIES_ONCE = """
