@@ -26,6 +26,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from tensordict import TensorDict
 
 from rlcore import schema
+from rlcore.buffer.row_checks import check_columns, check_keys, named
 from rlcore.config.queue import MooncakeStoreConfig
 from rlcore.errors import ActorUnavailableError, DataError, DeadlineExceededError
 
@@ -34,8 +35,6 @@ T = TypeVar("T")
 CONTROLLER_NAME = "TransferQueueController"
 CONTROLLER_NAMESPACE = "transfer_queue"
 MOONCAKE = "MooncakeStore"
-MAX_NAMED_KEYS = 8
-"""How many keys an error message names."""
 
 # Mooncake, where it is installed, reports every step of every client; read at its first use.
 os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
@@ -138,8 +137,8 @@ class QueueClient:
         """
         if not keys:
             return
-        _check_keys(keys)
-        _check_columns(keys, columns, f"put into {partition_id}")
+        check_keys(keys)
+        check_columns(keys, columns, f"put into {partition_id}")
         if tags is not None and len(tags) != len(keys):
             raise DataError(f"put into {partition_id}: {len(keys)} keys and {len(tags)} tags")
 
@@ -170,7 +169,7 @@ class QueueClient:
             schema.column(name)
         if not keys:
             return {name: [] for name in columns}
-        _check_keys(keys)
+        check_keys(keys)
 
         async def read(client: tq.TransferQueueClient) -> tuple[int, TensorDict | None]:
             meta = await client.async_kv_retrieve_meta(list(keys), partition_id, create=False)
@@ -186,12 +185,12 @@ class QueueClient:
             lacking = self.incomplete(partition_id, keys, columns)
             raise DataError(
                 f"{len(lacking)} of {len(keys)} rows of {partition_id} lack one of the columns "
-                f"{list(columns)}: {_named(lacking)}"
+                f"{list(columns)}: {named(lacking)}"
             )
         # Copies: what comes back are views of one receive buffer.
         pads = self._num_pads
         rows = {name: [row[pads:].clone() for row in data[name].unbind()] for name in columns}
-        _check_columns(keys, rows, f"get from {partition_id}")
+        check_columns(keys, rows, f"get from {partition_id}")
         return rows
 
     def incomplete(
@@ -352,7 +351,7 @@ class QueueClient:
         missing = [key for key in keys if key not in known]
         raise DataError(
             f"{len(missing)} of {len(keys)} rows are not in partition {partition_id}: "
-            f"{_named(missing)}"
+            f"{named(missing)}"
         )
 
     # Last in the class: its name hides the builtin for the annotations that follow it.
@@ -380,41 +379,3 @@ def _to_nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(
         [row.detach().cpu().contiguous() for row in rows], layout=torch.jagged
     )
-
-
-def _check_keys(keys: Sequence[str]) -> None:
-    if len(set(keys)) != len(keys):
-        twice = sorted({key for key in keys if list(keys).count(key) > 1})
-        raise DataError(f"row keys are given twice: {_named(twice)}")
-
-
-def _check_columns(
-    keys: Sequence[str], columns: Mapping[str, Sequence[torch.Tensor]], what: str
-) -> None:
-    """Hold the columns to the schema: known names, one 1-D tensor per key, one length per row."""
-    if not columns:
-        raise DataError(f"{what}: no column")
-    lengths: dict[str, tuple[str, list[int]]] = {}
-    for name, rows in columns.items():
-        column = schema.column(name)
-        if len(rows) != len(keys):
-            raise DataError(f"{what}: column {name} has {len(rows)} rows for {len(keys)} keys")
-        dtype = getattr(torch, column.dtype)
-        for key, row in zip(keys, rows, strict=True):
-            if row.dtype != dtype or row.dim() != 1:
-                raise DataError(
-                    f"{what}: column {name} of row {key} is {row.dtype} with {row.dim()} "
-                    f"dimensions, must be {column.dtype} with 1"
-                )
-        sizes = [len(row) for row in rows]
-        first, expected = lengths.setdefault(column.length, (name, sizes))
-        for key, size, other in zip(keys, sizes, expected, strict=True):
-            if size != other:
-                raise DataError(
-                    f"{what}: row {key} has {size} entries in {name} and {other} in {first}"
-                )
-
-
-def _named(keys: Sequence[str]) -> str:
-    more = len(keys) - MAX_NAMED_KEYS
-    return ", ".join(keys[:MAX_NAMED_KEYS]) + (f" and {more} more" if more > 0 else "")

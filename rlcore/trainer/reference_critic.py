@@ -3,6 +3,7 @@
 A part of `PPOTrainer`: what a configuration does not ask for is no phase of its steps.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,7 @@ def move_kl_weight(
     state[KL_STATE] = {"beta": beta, "place": place}
 
 
-class ReferenceAndCritic:
+class ReferenceAndCritic(ABC):
     """Phases that a configuration may ask for; `PPOTrainer` has what they use."""
 
     config: RunConfig
@@ -123,11 +124,14 @@ class ReferenceAndCritic:
             self._key(), self._partition("train"), self._leased(batch)
         )
 
+    @abstractmethod
     def _key(self) -> CallKey:
-        raise NotImplementedError
+        """Return the key of the phase that runs."""
 
+    @abstractmethod
     def _partition(self, name: str) -> str:
-        raise NotImplementedError
+        """Return the name of one of this run's partitions."""
 
+    @abstractmethod
     def _leased(self, batch: BatchRef) -> SampledBatch:
-        raise NotImplementedError
+        """Return the batch with its rows' keys."""

@@ -5,6 +5,7 @@ that only keep other ranks company.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 AutocastType = Literal["bfloat16", "float32"]
 
 
-class RowModel:
+class RowModel(ABC):
     """A model with float32 weights whose forward pass may run under autocast.
 
     Attributes:
@@ -69,9 +70,9 @@ class RowModel:
             return packed_layout(prompts, responses)
         return padded_layout(prompts, responses)
 
+    @abstractmethod
     def outputs(self, layout: Layout, temperature: float) -> tuple[Tensor, ...]:
         """Return the net's numbers for every response token, row after row."""
-        raise NotImplementedError
 
     def idle_pass(self, *, backward: bool) -> None:
         """Go through the model with a padding row, while other ranks have a micro-batch more.
