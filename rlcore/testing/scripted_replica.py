@@ -1,8 +1,9 @@
 """A replica whose turns are written by a function: a policy for tests and for `check-env`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from rlcore.types import TokenOutput
@@ -61,3 +62,15 @@ class ScriptedReplica:
         """Return nothing: turns come whole."""
         del request_id
         return None
+
+
+def texts_by_mask(
+    tokenizer: PreTrainedTokenizerBase, row: Mapping[str, np.ndarray]
+) -> list[tuple[int, str]]:
+    """Return a row's response as (mask, text): what the policy said and what was put between."""
+    pieces: list[tuple[int, list[int]]] = []
+    for token, mask in zip(row["responses"].tolist(), row["response_mask"].tolist(), strict=True):
+        if not pieces or pieces[-1][0] != mask:
+            pieces.append((mask, []))
+        pieces[-1][1].append(token)
+    return [(mask, str(tokenizer.decode(ids))) for mask, ids in pieces]

@@ -11,7 +11,7 @@ from rlcore.data.tokenizer import load_tokenizer
 from rlcore.environments.base import EnvironmentSpec, Observation, read_spec
 from rlcore.environments.host import EnvironmentHost, Episodes, EpisodeTask
 from rlcore.errors import ConfigError, DataError, EnvironmentTimeoutError
-from rlcore.testing.scripted_replica import ScriptedReplica
+from rlcore.testing.scripted_replica import ScriptedReplica, texts_by_mask
 
 # Guess a number; draws from the random sources of the process, as libraries do.
 GUESS = """
@@ -87,23 +87,13 @@ def play(run_session, make_config, module):
     return play
 
 
-def texts(tokenizer, row):
-    """Return the response as (mask, text) pieces."""
-    pieces = []
-    for token, mask in zip(row["responses"].tolist(), row["response_mask"].tolist(), strict=True):
-        if not pieces or pieces[-1][0] != mask:
-            pieces.append((mask, []))
-        pieces[-1][1].append(token)
-    return [(mask, tokenizer.decode(ids)) for mask, ids in pieces]
-
-
 def test_an_episode_is_played_to_its_end_and_pays(play):
     # Python's generator seeded with 3 draws 4 from 1 to 9.
     tokenizer, result, replica = play(["2", "7", "4"])
     assert result.record.error_message == ""
     [row] = result.rows
     answer = "\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert texts(tokenizer, row) == [
+    assert texts_by_mask(tokenizer, row) == [
         (1, "2<|im_end|>"), (0, answer.format("more")),
         (1, "7<|im_end|>"), (0, answer.format("less")),
         (1, "4<|im_end|>"),
@@ -135,7 +125,7 @@ def test_the_budget_is_never_exceeded_and_a_turn_that_was_cut_is_no_action(play)
 
 def test_a_megabyte_is_cut(play):
     tokenizer, result, _ = play(["megabyte", "4"], max_tool_response_length=20)
-    assert texts(tokenizer, result.rows[0])[1][1].count("x") == 20
+    assert texts_by_mask(tokenizer, result.rows[0])[1][1].count("x") == 20
 
 
 @pytest.mark.parametrize(

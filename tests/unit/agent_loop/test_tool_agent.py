@@ -8,7 +8,7 @@ import pytest
 from rlcore.agent_loop.choice import AgentLoopChooser
 from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ConfigError
-from rlcore.testing.scripted_replica import ScriptedReplica
+from rlcore.testing.scripted_replica import ScriptedReplica, texts_by_mask
 
 TOOLS = """
 import asyncio, os, re, time
@@ -86,21 +86,11 @@ def play(run_session, make_config, tmp_path):
     return play
 
 
-def segments(tokenizer, row):
-    """Return the response as (mask, text) pieces."""
-    pieces = []
-    for token, mask in zip(row["responses"].tolist(), row["response_mask"].tolist(), strict=True):
-        if not pieces or pieces[-1][0] != mask:
-            pieces.append((mask, []))
-        pieces[-1][1].append(token)
-    return [(mask, tokenizer.decode(ids)) for mask, ids in pieces]
-
-
 def test_a_call_is_answered_and_the_answer_is_masked(play):
     turn = "I add. " + call("add", a=2, b=3)
     tokenizer, row, record, replica = play([turn, "It is 5."])
     assert record.error_message == ""
-    assert segments(tokenizer, row) == [
+    assert texts_by_mask(tokenizer, row) == [
         (1, f"{turn}<|im_end|>"),
         (0, "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"),
         (1, "It is 5.<|im_end|>"),
@@ -130,7 +120,7 @@ def test_a_row_may_have_a_part_of_the_tools(play):
     fields = {"extra_info": {"tool_selection": ["add"]}}
     tokenizer, row, record, _ = play([call("fault", kind="raise"), "done"], fields=fields)
     assert '"name": "fault"' not in tokenizer.decode(row["prompts"])
-    assert "the tool fault is not available here" in segments(tokenizer, row)[1][1]
+    assert "the tool fault is not available here" in texts_by_mask(tokenizer, row)[1][1]
     assert record.metrics["num_invalid_calls"] == 1
     _, _, record, _ = play(["done"], fields={"extra_info": {"tool_selection": ["no"]}})
     assert "tool_selection names no; there are add, fault, sync_fault" in record.error_message
@@ -154,7 +144,7 @@ def test_a_row_may_have_a_part_of_the_tools(play):
 def test_whatever_a_tool_does_the_model_is_told_and_goes_on(play, turn, answer):
     started = time.monotonic()
     tokenizer, row, record, _ = play([turn, "I see."], tool_timeout=0.5)
-    (_, _), (mask, told), (_, last) = segments(tokenizer, row)
+    (_, _), (mask, told), (_, last) = texts_by_mask(tokenizer, row)
     assert (mask, last) == (0, "I see.<|im_end|>")
     assert told.startswith(f"\n<|im_start|>tool\n{answer}")
     assert record.reward is not None
@@ -175,7 +165,7 @@ def test_a_megabyte_is_cut(play, name, side, told):
         max_tool_response_length=10,
         tool_response_truncate_side=side,
     )
-    assert f"tool\n{told}<|im_end|>" in segments(tokenizer, row)[1][1]
+    assert f"tool\n{told}<|im_end|>" in texts_by_mask(tokenizer, row)[1][1]
 
 
 def test_tool_rewards_reach_the_reward_function(play, tmp_path):
@@ -230,7 +220,7 @@ def test_invalid_calls_end_the_session_at_their_limit(play):
 def test_parallel_calls_are_answered_in_order_and_the_rest_is_left_out(play):
     turn = call("add", a=1) + call("add", a=10) + call("add", a=100)
     tokenizer, row, record, _ = play([turn, "done"], max_parallel_calls=2)
-    told = segments(tokenizer, row)[1][1]
+    told = texts_by_mask(tokenizer, row)[1][1]
     assert told == (
         "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>tool\n11<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -243,7 +233,7 @@ def test_the_other_format_casts_its_arguments(play):
         "</parameter>\n</function>\n</tool_call>"
     )
     tokenizer, row, _, _ = play([turn, "done"], format="qwen3_coder")
-    assert "tool\n9<|im_end|>" in segments(tokenizer, row)[1][1]
+    assert "tool\n9<|im_end|>" in texts_by_mask(tokenizer, row)[1][1]
     assert "<parameter=ARGUMENT>" in tokenizer.decode(row["prompts"])
 
 
