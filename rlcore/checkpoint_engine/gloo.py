@@ -5,7 +5,6 @@ other's. The sender's store, by which the two find each other, and the transfers
 address `engine_kwargs.gloo.host` only.
 """
 
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -26,6 +25,7 @@ from rlcore.checkpoint_engine.buffer import Bucket, WeightBuffer, split_buckets
 from rlcore.checkpoint_engine.segment import map_segment
 from rlcore.checkpoint_engine.sender import push_through_child
 from rlcore.errors import WeightTransferError
+from rlcore.tcp_store import open_store
 from rlcore.types import CallKey, WeightMeta
 
 # torch's stubs do not export the stores.
@@ -174,15 +174,6 @@ def new_pair(
     chosen._timeout = timedelta(seconds=deadline_s)
     chosen._devices = [gloo.create_device(hostname=options.get("host", DEFAULT_HOST))]
     return gloo(store, rank, 2, chosen)
-
-
-def open_store(host: str) -> Any:
-    """Return a store for pairs to meet at, on a free port of `host`: by itself it takes all."""
-    listening = socket.create_server((host, 0))
-    port = listening.getsockname()[1]
-    return _torch.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
 
 
 def _arrived(buffer: WeightBuffer, bucket: Bucket, work: Any) -> Bucket:

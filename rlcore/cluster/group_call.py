@@ -38,8 +38,7 @@ def call_together(
         return wait_for_reply(replies[0], what=names[0], deadline_s=deadline_s)
     failed = _first_failure(replies, deadline_s)
     if failed is not None:
-        is_overdue = not ray.wait([replies[failed]], timeout=0)[0]
-        failed = _end_those_that_wait(handles, replies, failed, method)
+        failed, is_overdue = _end_those_that_wait(handles, replies, failed, method)
         if is_overdue:
             raise DeadlineExceededError(f"{names[failed]} did not answer within {deadline_s:g} s")
         return wait_for_reply(replies[failed], what=names[failed], deadline_s=TOGETHER_S)
@@ -52,13 +51,17 @@ def call_together(
 
 def _end_those_that_wait(
     handles: Sequence[ActorHandle], replies: list[ray.ObjectRef], failed: int, method: str
-) -> int:
-    """Return which rank is to blame: a dead one before those that lost their connection to it."""
+) -> tuple[int, bool]:
+    """Return which rank is to blame, and whether it has not answered by now.
+
+    A dead one before those that lost their connection to it, or wait for it.
+    """
     done, _ = ray.wait(replies, num_returns=len(replies), timeout=TOGETHER_S)
     dead = [rank for rank, reply in enumerate(replies) if _is_dead(reply)]
     failed = dead[0] if dead else failed
+    is_overdue = replies[failed] not in done
     if len(done) == len(replies) and not dead:
-        return failed
+        return failed, is_overdue
     logger.error(
         "trainer rank %d failed in %s: the whole group ends, since its other ranks wait for it",
         failed,
@@ -66,7 +69,7 @@ def _end_those_that_wait(
     )
     for handle in handles:
         kill_actor(handle)
-    return failed
+    return failed, is_overdue
 
 
 def _first_failure(replies: Sequence[ray.ObjectRef], deadline_s: float) -> int | None:

@@ -57,7 +57,8 @@ class TrainingWorkerActor:
 
     def open_store(self) -> tuple[str, int]:
         """Open the meeting place of the ranks here; return host and port."""
-        from rlcore.training.ranks import open_store, reachable_address
+        from rlcore.tcp_store import open_store
+        from rlcore.training.ranks import reachable_address
 
         host = reachable_address()
         self._store = open_store(host)

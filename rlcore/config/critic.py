@@ -35,7 +35,7 @@ class CriticConfig(Section):
     """The value model and its update."""
 
     enable: bool | None = None
-    """Train a critic; null: where the estimator needs one."""
+    """Train a critic; null: with `adv_estimator=gae`."""
     model: CriticModelConfig = Field(default_factory=CriticModelConfig)
     """The model that the critic starts from."""
     optim: CriticOptimConfig = Field(default_factory=CriticOptimConfig)

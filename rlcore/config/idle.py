@@ -84,6 +84,18 @@ IDLE: tuple[Idle, ...] = (
         ),
     ),
     Idle(
+        keys=("critic.ppo_micro_batch_size_per_gpu", "critic.forward_micro_batch_size_per_gpu"),
+        because=_when(
+            lambda c: c.needs_critic and c.critic_is_by_tokens, "critic.use_dynamic_bsz=true"
+        ),
+    ),
+    Idle(
+        keys=("critic.ppo_max_token_len_per_gpu", "critic.forward_max_token_len_per_gpu"),
+        because=_when(
+            lambda c: c.needs_critic and not c.critic_is_by_tokens, "critic.use_dynamic_bsz=false"
+        ),
+    ),
+    Idle(
         keys=(
             f"{_FILTER}metric",
             f"{_FILTER}max_inflight_gen_batches",

@@ -22,6 +22,12 @@ class RefusedValue:
         return isinstance(self.values, AnyValue) or any(item in self.values for item in items)
 
 
+_NO_SCHEDULE: Final = RefusedValue(
+    values=("linear", "wsd"),
+    reason="this schedule is not there yet",
+    fix="set it to constant or cosine",
+)
+
 REFUSED_VALUES: dict[str, RefusedValue] = {
     "trainer.device": RefusedValue(
         values=("npu",), reason="training runs on CPUs and NVIDIA GPUs", fix="set it to cpu"
@@ -36,11 +42,8 @@ REFUSED_VALUES: dict[str, RefusedValue] = {
         reason="the KL over the whole vocabulary is not computed (nor in verl)",
         fix="set it to kl",
     ),
-    f"{_A}actor.optim.lr_scheduler_type": RefusedValue(
-        values=("linear", "wsd"),
-        reason="this schedule is not there yet",
-        fix="set it to constant or cosine",
-    ),
+    f"{_A}actor.optim.lr_scheduler_type": _NO_SCHEDULE,
+    "critic.optim.lr_scheduler_type": _NO_SCHEDULE,
     f"{_A}rollout.top_p": RefusedValue(
         values=ANY,
         reason="the trainer computes log-probs of the full distribution and cannot reproduce it",

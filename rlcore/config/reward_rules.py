@@ -83,7 +83,24 @@ def late_rewards_have_no_parts(config: "RunConfig") -> Iterator[Problem]:
         )
 
 
+def late_rewards_have_no_baseline(config: "RunConfig") -> Iterator[Problem]:
+    """ReMax's greedy response is scored while its group's sessions end, and is not stored."""
+    model = config.reward.reward_model
+    if model.enable and not model.enable_resource_pool and config.needs_baseline:
+        yield Problem(
+            path="algorithm.adv_estimator",
+            value=config.algorithm.adv_estimator,
+            reason=(
+                "reward.reward_model.enable_resource_pool=false scores complete batches, in which "
+                "the greedy response is not"
+            ),
+            fix="set reward.reward_model.enable_resource_pool=true",
+            involves=("reward.reward_model.enable", "reward.reward_model.enable_resource_pool"),
+        )
+
+
 REWARD_RULES = (
+    late_rewards_have_no_baseline,
     late_rewards_have_no_parts,
     one_kind_of_reward_function,
     overlong_penalty_needs_its_manager,

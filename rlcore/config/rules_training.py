@@ -86,4 +86,17 @@ def keys_have_their_feature(config: RunConfig) -> Iterator[Problem]:
                 )
 
 
-RULES = (keys_have_their_feature,)
+def critic_is_cut_by_something(config: RunConfig) -> Iterator[Problem]:
+    """Without tokens as limit the critic needs trajectories as one."""
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    sizes = (critic.ppo_micro_batch_size_per_gpu, actor.ppo_micro_batch_size_per_gpu)
+    if config.needs_critic and not config.critic_is_by_tokens and sizes == (None, None):
+        yield Problem(
+            path="critic.ppo_micro_batch_size_per_gpu",
+            reason="nothing says how the critic's mini-batches are cut to fit into memory",
+            fix="set it, or critic.use_dynamic_bsz=true",
+            involves=("critic.use_dynamic_bsz", f"{_ACTOR}use_dynamic_bsz"),
+        )
+
+
+RULES = (critic_is_cut_by_something, keys_have_their_feature)

@@ -112,6 +112,12 @@ class RunConfig(Section):
         return self.algorithm.adv_estimator == "gae" if enable is None else enable
 
     @property
+    def critic_is_by_tokens(self) -> bool:
+        """Whether the critic's mini-batches are cut by tokens: told, or as the actor's."""
+        own = self.critic.use_dynamic_bsz
+        return self.actor_rollout_ref.actor.use_dynamic_bsz if own is None else own
+
+    @property
     def needs_baseline(self) -> bool:
         """Whether one greedy response per prompt is scored beside its sessions."""
         return self.algorithm.adv_estimator == "remax"

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from rlcore.errors import RLCoreError
+from rlcore.tcp_store import open_store
 from rlcore.training.balance import balanced_rows
 from rlcore.training.batches import Rows
-from rlcore.training.ranks import Ranks, Rendezvous, open_store
+from rlcore.training.ranks import Ranks, Rendezvous
 from rlcore.training.sharding import whole
 from rlcore.training.spec import TrainingSpec
 from rlcore.training.worker import TrainingWorker

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlcore.algorithms import ADV_ESTIMATORS, AdvantageInputs, Estimator, correct_rollout
+from rlcore.algorithms import (
+    ADV_ESTIMATORS,
+    AdvantageInputs,
+    Estimator,
+    correct_rollout,
+    masked_mean,
+    masked_var,
+)
 from rlcore.buffer.transfer_queue import QueueClient
 from rlcore.config import RunConfig
 from rlcore.config.arguments import estimator_settings, weight_settings
@@ -116,6 +123,8 @@ def compute_advantage(
     )
     advantages, returns = spec.estimator(inputs, **spec.settings)
     metrics = _metrics(advantages, returns, mask) | penalty
+    if inputs.values is not None:
+        metrics |= value_metrics(inputs.values, returns, mask)
     if inputs.baselines is not None:
         metrics["critic/baselines/mean"] = float(inputs.baselines.mean())
     written = {"advantages": advantages, "returns": returns}
@@ -138,6 +147,28 @@ def compute_advantage(
         {name: _cut(values, lengths, name) for name, values in written.items()},
     )
     return metrics
+
+
+def value_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
+    """Return verl's metrics of values, and how much of the returns' variance they explain.
+
+    Explained variance is 1 - var(returns - values) / var(returns): 1 for perfect values, 0 for a
+    constant, negative for worse; 0 where all returns are equal.
+
+    Args:
+        values: The critic's, [B, T].
+        returns: As many.
+        mask: Valid tokens.
+    """
+    valid = values[mask.bool()]
+    spread = masked_var(returns, mask, unbiased=False).item()
+    rest = masked_var(returns - values, mask, unbiased=False).item()
+    return {
+        "critic/values/mean": masked_mean(values, mask).item(),
+        "critic/values/max": valid.max().item() if valid.numel() else 0.0,
+        "critic/values/min": valid.min().item() if valid.numel() else 0.0,
+        "critic/vf_explained_var": 1.0 - rest / spread if spread else 0.0,
+    }
 
 
 def copy_rollout_log_probs(

@@ -5,6 +5,7 @@ The configuration layer knows what ships without importing it; what a file of
 driver, before Ray or anything else is started.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from rlcore.agent_loop import environment_agent, single_turn, tool_agent
@@ -61,10 +62,33 @@ def check_registered(config: RunConfig) -> None:
         for name in kind.read(config)
         if name not in kind.works and name not in _known(kind, config)
     ]
+    if not problems:
+        problems = list(_unmet_needs(config))
     if problems:
         raise ConfigError(report(problems, "after loading what it names"))
     backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
     CHECKPOINT_ENGINES.get(backend)(TransferSettings.from_config(config))
+
+
+def _unmet_needs(config: RunConfig) -> Iterator[Problem]:
+    """What an estimator of the user's asks for and nothing in the run makes."""
+    name = config.algorithm.adv_estimator
+    needs = ADV_ESTIMATORS.get(name).needs
+    if "values" in needs and not config.needs_critic:
+        yield Problem(
+            path="algorithm.adv_estimator",
+            value=name,
+            reason="it needs values, and there is no critic",
+            fix="set critic.enable=true",
+            involves=("critic.enable",),
+        )
+    if "baselines" in needs and not config.needs_baseline:
+        yield Problem(
+            path="algorithm.adv_estimator",
+            value=name,
+            reason="it needs baselines, which are sampled for remax only",
+            fix="compute them in the estimator from the group, or choose remax",
+        )
 
 
 def _known(kind: NamedKind, config: RunConfig) -> list[str]:

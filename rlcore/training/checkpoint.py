@@ -5,6 +5,8 @@
     counters.json          format, progress with stored metrics, weight version
     random-RANK.pt         random state of each rank (read with weights_only=True)
 
+torch reads the index of `state` by pickle: a checkpoint of somebody you do not trust runs his code.
+
 Names in `state`: `model.NAME` for weights, `optimizer.NAME.MOMENT` for what the optimizer holds of
 a parameter. Tied weights are there once. The caller stages and renames the folder; every file is on
 disk when `write_checkpoint` returns.
@@ -12,6 +14,7 @@ disk when `write_checkpoint` returns.
 
 import json
 import os
+import pickle
 import shutil
 import warnings
 from collections import deque
@@ -47,6 +50,15 @@ TOKENIZER_PATTERNS = (
     "generation_config.json",
 )
 MOMENTS = ("exp_avg", "exp_avg_sq")
+UNREADABLE = (
+    OSError,
+    EOFError,
+    json.JSONDecodeError,
+    pickle.UnpicklingError,
+    RuntimeError,
+    CheckpointException,
+)
+"""What damaged files make torch and json raise."""
 WEIGHT = "model."
 """Beginning of the names of weights in `state`."""
 
@@ -113,7 +125,7 @@ def read_checkpoint(
         random = folder / RANDOM.format(ranks.rank)
         if random.exists():  # fewer ranks may have written it
             torch.set_rng_state(torch.load(random, weights_only=True))
-    except (OSError, json.JSONDecodeError, RuntimeError, CheckpointException) as error:
+    except UNREADABLE as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{folder}: cannot be read: {_reason(error)}") from error
@@ -136,7 +148,9 @@ def read_weights(folder: Path, model: nn.Module) -> None:
         _check_same_model(folder, weights, own)
         with _quiet():
             load(own, storage_reader=reader, no_dist=True)
-    except (OSError, CheckpointException) as error:
+    except UNREADABLE as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(f"{folder}: cannot be read: {_reason(error)}") from error
 
 

@@ -6,17 +6,15 @@ starts at 0, so that the first advantages are the returns themselves.
 Legend: B rows (trajectories) of a micro-batch, T response positions, M response tokens of all rows.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from rlcore.algorithms import masked_mean, masked_var, value_loss
+from rlcore.algorithms import masked_mean, value_loss
 from rlcore.pretrained import load_causal_lm
 from rlcore.training.batches import Rows
 from rlcore.training.checkpoint import read_checkpoint, trained_state, write_checkpoint
@@ -153,31 +151,6 @@ class Critic:
         """Take over what `save` wrote."""
         counters = read_checkpoint(folder, self.model.net, self.updater.optimizer, ranks)
         self.trainee.progress.load_state_dict(counters)
-
-
-def value_metrics(
-    values: Sequence[Tensor], returns: Sequence[Tensor], masks: Sequence[Tensor]
-) -> dict[str, float]:
-    """Return verl's metrics of values, and how much of the returns' variance they explain.
-
-    Explained variance is 1 - var(returns - values) / var(returns): 1 for perfect values, 0 for a
-    constant, negative for worse; 0 where all returns are equal.
-
-    Args:
-        values: One tensor per row.
-        returns: As many.
-        masks: Valid tokens.
-    """
-    v, r, m = (pad_sequence(list(x), batch_first=True) for x in (values, returns, masks))
-    valid = v[m.bool()]
-    spread = masked_var(r, m, unbiased=False).item()
-    rest = masked_var(r - v, m, unbiased=False).item()
-    return {
-        "critic/values/mean": masked_mean(v, m).item(),
-        "critic/values/max": valid.max().item() if valid.numel() else 0.0,
-        "critic/values/min": valid.min().item() if valid.numel() else 0.0,
-        "critic/vf_explained_var": 1.0 - rest / spread if spread else 0.0,
-    }
 
 
 @torch.no_grad()

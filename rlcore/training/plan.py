@@ -16,7 +16,6 @@ ALL_LINEAR = "all-linear"
 class OptimizerSpec:
     """AdamW, clipping and the limits of a micro-batch."""
 
-    learning_rate: LearningRate
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
     grad_clip: float = 1.0

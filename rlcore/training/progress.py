@@ -71,11 +71,6 @@ class Progress:
                 del kept[place]
         return metrics
 
-    def amend(self, key: CallKey, metrics: dict[str, float]) -> dict[str, float]:
-        """Replace the stored metrics of a complete inner step and return them."""
-        self._finished[_place(key)] = dict(metrics)
-        return metrics
-
     def state_dict(self) -> dict[str, Any]:
         """Return plain values that `load_state_dict` takes."""
         return {

@@ -34,11 +34,6 @@ class Rendezvous:
     """An exchange that takes longer fails: a rank is dead or stuck."""
 
 
-def open_store(host: str) -> TCPStore:
-    """Open the meeting place on a free port; the process that holds it must live on."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
-
-
 def reachable_address() -> str:
     """Return an address of this host that its own processes can reach."""
     try:
@@ -51,8 +46,8 @@ class Ranks:
     """This process's place among the ranks.
 
     Example:
-        >>> Ranks().sum({"tokens": 3})
-        {'tokens': 3}
+        >>> Ranks().gather(3)
+        [3]
     """
 
     def __init__(self, rank: int = 0, size: int = 1, device: str = "cpu") -> None:
@@ -98,10 +93,6 @@ class Ranks:
         dist.all_gather_object(found, own)
         return cast("list[T]", found)
 
-    def sum(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Return the sums over ranks by name; a name that a rank lacks counts 0 there."""
-        return summed(self.gather(own))
-
     def agree(self, own: Any, what: str) -> None:
         """Check that all ranks hold the same value.
 
@@ -118,7 +109,7 @@ class Ranks:
 
 
 def summed(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums by name."""
+    """Return the sums by name; a name that a part lacks counts 0 there."""
     total: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():

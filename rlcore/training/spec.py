@@ -92,7 +92,6 @@ class TrainingSpec:
     def optimizer(self) -> OptimizerSpec:
         """The policy's optimizer."""
         return OptimizerSpec(
-            learning_rate=self.learning_rate,
             betas=self.betas,
             weight_decay=self.weight_decay,
             grad_clip=self.grad_clip,
@@ -198,7 +197,7 @@ def _critic(config: RunConfig, total_steps: int | None) -> CriticSpec:
     rate = LearningRate.from_config(
         critic.optim, total_steps or config.trainer.total_training_steps
     )
-    is_by_tokens = _first(critic.use_dynamic_bsz, actor.use_dynamic_bsz)
+    is_by_tokens = config.critic_is_by_tokens
     rows = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu
     forward_rows = critic.forward_micro_batch_size_per_gpu or rows
     tokens = critic.ppo_max_token_len_per_gpu
@@ -207,7 +206,6 @@ def _critic(config: RunConfig, total_steps: int | None) -> CriticSpec:
         model_path=critic.model.path or config.actor_rollout_ref.model.path,
         trust_remote_code=critic.model.trust_remote_code,
         optimizer=OptimizerSpec(
-            learning_rate=rate,
             betas=critic.optim.betas,
             weight_decay=critic.optim.weight_decay,
             grad_clip=critic.grad_clip,

@@ -50,7 +50,7 @@ class Updater(ABC):
         self._parameters = [p for p in model.net.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self._parameters,
-            lr=spec.learning_rate.at(0),
+            lr=0.0,  # set by every step
             betas=spec.betas,
             weight_decay=spec.weight_decay,
             fused=True,

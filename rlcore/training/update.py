@@ -85,14 +85,15 @@ class PolicyUpdater(Updater):
         if self._spec.entropy_coeff:
             terms["entropy_loss"] = self._aggregated(entropy, mask, totals)
             loss = loss - self._spec.entropy_coeff * terms["entropy_loss"]
+        parts = logp + inputs.old_logp + inputs.adv + entropy
         if self._spec.kl_loss is not None:
             reference = padded(rows, REFERENCE_COLUMN, micro)
+            parts = parts + reference
             kl = kl_estimate(logp, reference, mask, **self._spec.kl_loss)
             terms["kl_loss"] = self._aggregated(kl, mask, totals)
             loss = loss + self._spec.kl_loss_coef * terms["kl_loss"]
         loss.backward()
         if not torch.isfinite(loss):
-            parts = logp + inputs.old_logp + inputs.adv + entropy
             return nonfinite_rows(parts, mask, micro)
         share = mask.bool().sum().item() / num_tokens
         found = {name: term.item() for name, term in terms.items()}

@@ -27,7 +27,7 @@ from rlcore.training.checkpoint import (
     write_checkpoint,
 )
 from rlcore.training.columns import computed_columns
-from rlcore.training.critic import Critic, value_metrics
+from rlcore.training.critic import Critic
 from rlcore.training.lora import merged_tensors
 from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
@@ -41,14 +41,13 @@ from rlcore.types import CallKey, WeightMeta
 
 COMPARED = ("response_mask", "old_log_probs", "entropy", "rollout_log_probs")
 """Columns that the metrics of log-probs are made of."""
-VALUED = ("response_mask", "values", "returns")
 FORWARD_COLUMNS = ("prompts", "responses", "response_mask")
 CRITIC = "critic"
 """Folder of the critic's part of a checkpoint, beside the policy's."""
 
 
 class TrainingWorker:
-    """Holds the policy and its optimizer.
+    """Holds the models of one rank; see the module.
 
     Example:
         >>> worker = TrainingWorker(spec)
@@ -215,15 +214,7 @@ class TrainingWorker:
             ConfigError: the run has no critic.
         """
         self._fence.admit(key)
-        critic = self._present_critic()
-        is_stored = critic.trainee.progress.finished(key) is not None
-        metrics = critic.trainee.update(key, rows, groups, steps)
-        if is_stored:
-            return metrics
-        own = {name: rows[name] for name in VALUED}
-        every = summed(self.ranks.gather(own))
-        found = value_metrics(every["values"], every["returns"], every["response_mask"])
-        return critic.trainee.progress.amend(key, metrics | found)
+        return self._present_critic().trainee.update(key, rows, groups, steps)
 
     def share(
         self, key: CallKey, groups: Sequence[Hashable], lengths: Sequence[int], *, of: str = "actor"

@@ -11,6 +11,7 @@ V1 = "trainer.v1."
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
 QUEUE = "transfer_queue.backend."
 IN_MOONCAKE = f"{QUEUE}storage_backend=MooncakeStore"
+GAE = "algorithm.adv_estimator=gae"
 # Per row of IDLE: a key with a value, and the overrides that give it an effect.
 SWITCHES = {
     f"{A}actor.ppo_micro_batch_size_per_gpu=4": [f"{A}actor.use_dynamic_bsz=false"],
@@ -38,6 +39,8 @@ SWITCHES = {
     f"{A}rollout.checkpoint_engine.update_weights_bucket_megabytes=64": [
         f"{A}rollout.checkpoint_engine.backend=shm"
     ],
+    "critic.ppo_micro_batch_size_per_gpu=4": [GAE, "critic.use_dynamic_bsz=false"],
+    "critic.ppo_max_token_len_per_gpu=999": [GAE, "critic.use_dynamic_bsz=true"],
     "ray.num_cpus=2": [],
     f"{QUEUE}SimpleStorage.total_storage_size=5000": [],
     f"{QUEUE}MooncakeStore.protocol=rdma": [IN_MOONCAKE],
@@ -48,6 +51,12 @@ SWITCHES = {
     ],
 }
 OFF = {
+    "critic.ppo_micro_batch_size_per_gpu=4": [GAE, "critic.use_dynamic_bsz=true"],
+    "critic.ppo_max_token_len_per_gpu=999": [
+        GAE,
+        "critic.use_dynamic_bsz=false",
+        "critic.ppo_micro_batch_size_per_gpu=4",
+    ],
     f"{QUEUE}SimpleStorage.total_storage_size=5000": [IN_MOONCAKE],
     f"{QUEUE}MooncakeStore.metadata_server=localhost:1": [
         IN_MOONCAKE,

@@ -90,6 +90,14 @@ def mine(inputs):
 @register_trainer("{name}")
 class Mine(PPOTrainer):
     pass
+
+@register_adv_est("{name}_values", needs=("values",))
+def of_values(inputs):
+    return inputs.values, inputs.values
+
+@register_adv_est("{name}_baselines", needs=("baselines",))
+def of_baselines(inputs):
+    raise AssertionError
 """
 
 
@@ -113,6 +121,17 @@ def test_names_of_user_modules_are_looked_up_after_loading(module):
     assert config.algorithm.adv_estimator == "of_test_names"
     check_registered(config)
     assert "of_test_names" in registered_names("trainer.v1.trainer_mode")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("values", "there is no critic"), ("baselines", "for remax only")]
+)
+def test_what_an_estimator_of_the_users_needs_has_to_be_made(module, name, reason):
+    mine = [f"trainer.user_modules=[{module}]", f"algorithm.adv_estimator=of_test_names_{name}"]
+    with pytest.raises(ConfigError, match=reason):
+        check_registered(load_config("grpo-tiny", mine))
+    if name == "values":
+        check_registered(load_config("grpo-tiny", [*mine, "critic.enable=true"]))
 
 
 def test_names_that_no_module_registers_are_listed_together(module):

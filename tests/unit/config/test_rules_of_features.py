@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlcore.config.reward_rules import late_rewards_have_no_baseline
 from rlcore.config.rules_algorithm import (
     bypass_has_a_loss_that_uses_it,
     critic_and_estimator_agree,
@@ -27,6 +28,7 @@ from rlcore.config.rules_rollout import (
     reward_manager_has_a_place,
     reward_model_is_named,
 )
+from rlcore.config.rules_training import critic_is_cut_by_something
 from rlcore.testing.unchecked import unchecked_config
 
 A = "actor_rollout_ref."
@@ -175,6 +177,19 @@ def problems(rule, values, **more):
             {"reward.reward_manager.source": "importlib"},
             "reward.reward_manager.module.path",
             "needs it",
+        ),
+        (
+            critic_is_cut_by_something,
+            {ESTIMATOR: "gae", f"{ACTOR}use_dynamic_bsz": True, "critic.use_dynamic_bsz": False},
+            "critic.ppo_micro_batch_size_per_gpu",
+            "nothing says how the critic's",
+        ),
+        (
+            late_rewards_have_no_baseline,
+            {ESTIMATOR: "remax", "reward.reward_model.enable": True,
+             "reward.reward_model.model_path": "x"},
+            ESTIMATOR,
+            "in which the greedy response is not",
         ),
         (
             reward_model_is_named,

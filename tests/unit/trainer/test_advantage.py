@@ -7,7 +7,12 @@ from rlcore.algorithms import ADV_ESTIMATORS
 from rlcore.config.names import kind_of
 from rlcore.errors import DataError
 from rlcore.testing.queue import MemoryQueue
-from rlcore.trainer.advantage import AdvantageSpec, compute_advantage, copy_rollout_log_probs
+from rlcore.trainer.advantage import (
+    AdvantageSpec,
+    compute_advantage,
+    copy_rollout_log_probs,
+    value_metrics,
+)
 from rlcore.types import SampledBatch
 
 # two prompts, two sessions each; the first session of u0 stored two outputs
@@ -134,3 +139,13 @@ def test_correction_is_written_beside_the_advantages(queue: MemoryQueue):
 def test_bypass_mode_takes_the_engines_log_probs(queue: MemoryQueue):
     assert copy_rollout_log_probs(queue, "run/train", batch()) == {}
     assert column(queue, "old_log_probs", "u1_0_0").tolist() == [-0.5] * 3
+
+
+def test_explained_variance():
+    returns, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[1, 1, 0]])
+    for values, expected in (([1.0, 3.0, 0.0], 1), ([2.0, 2.0, 0.0], 0), ([3.0, 1.0, 0.0], -3)):
+        found = value_metrics(torch.tensor([values]), returns, mask)
+        assert found["critic/vf_explained_var"] == pytest.approx(expected)
+        assert found["critic/values/max"] == max(values[:2])
+    same = value_metrics(torch.ones(1, 3), torch.ones(1, 3), mask)
+    assert same["critic/vf_explained_var"] == 0

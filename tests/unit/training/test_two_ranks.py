@@ -77,7 +77,7 @@ def test_the_critic_of_two_ranks_is_that_of_one(
     rate, limits = LearningRate(peak=1e-2), MicroBatchLimits(max_rows=2, max_tokens=1)
     critic = CriticSpec(
         model_path=model_path,
-        optimizer=OptimizerSpec(learning_rate=rate, limits=limits),
+        optimizer=OptimizerSpec(limits=limits),
         plan=UpdatePlan(learning_rate=rate, mini_batch_groups=2),
         forward_limits=limits,
     )
@@ -168,9 +168,13 @@ def test_checkpoints_move_between_one_rank_and_two(pair, make_spec, make_key, ma
     model = AutoModelForCausalLM.from_pretrained(spec.model_path, dtype=torch.float32)
     read_weights(tmp_path / "by-two", model)
     assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), weights)
-    (tmp_path / "by-two/state/.metadata").unlink()
-    with pytest.raises(CheckpointError, match="by-two: cannot be read"):
-        pair.call("load_checkpoint", make_key(1), tmp_path / "by-two")
+    index = tmp_path / "by-two/state/.metadata"
+    for damage in (lambda: index.write_bytes(b""), lambda: index.write_bytes(b"?"), index.unlink):
+        damage()
+        with pytest.raises(CheckpointError, match="by-two: cannot be read"):
+            read_weights(tmp_path / "by-two", model)
+        with pytest.raises(CheckpointError, match="by-two: cannot be read"):
+            pair.call("load_checkpoint", make_key(1), tmp_path / "by-two")
 
 
 def test_old_log_probs_are_those_of_the_steps_start(pair, make_spec, make_key, make_rows):

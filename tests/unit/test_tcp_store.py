@@ -1,9 +1,9 @@
-"""Where the pairs of the gloo backend meet."""
+"""Where ranks of training, and pairs of the gloo backend, meet."""
 
 import psutil
 import torch.distributed as dist
 
-from rlcore.checkpoint_engine.gloo import open_store
+from rlcore.tcp_store import open_store
 
 
 def test_the_store_listens_on_its_address_only():
