@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from prefect import flow, get_run_logger
 from prefect.exceptions import TerminationSignal
 
-from rlcore.errors import RolloutError
 from tasks.active_run import ActiveRun, active_run
-from tasks.producers import Supervisor
+from tasks.producers import ProducedBody, Supervisor
 from tasks.signals import sigterm_calls
 
 HURRIED_DRAIN_S = 2.0
@@ -43,7 +42,7 @@ async def rollout_producers(run: ActiveRun, *, kill_s: float = KILL_S) -> AsyncI
     Raises:
         RolloutError: a producer ended without an error of its own.
     """
-    body = _Body(run)
+    body = ProducedBody(run)
     producers = [asyncio.create_task(rollout_producer(i)) for i in range(run.num_producers)]
     for producer in producers:
         producer.add_done_callback(body.producer_ended)
@@ -51,7 +50,8 @@ async def rollout_producers(run: ActiveRun, *, kill_s: float = KILL_S) -> AsyncI
         with sigterm_calls(body.sigterm):
             await run.wait_producers_ready()
             yield
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, TerminationSignal):
+        # The signal's exception itself where the body's own code was running.
         run.drain_s = HURRIED_DRAIN_S
         run.cluster.begin_end()
         if (error := body.error()) is None:
@@ -69,43 +69,3 @@ async def rollout_producers(run: ActiveRun, *, kill_s: float = KILL_S) -> AsyncI
                 get_run_logger().warning(
                     "rollout producer %d failed while the run ended: %r", index, result
                 )
-
-
-class _Body:
-    """What runs beside the producers, in the task that makes this; cancelled at most once."""
-
-    def __init__(self, run: ActiveRun) -> None:
-        self.ended: list[asyncio.Task[dict[str, float]]] = []
-        """Producers that ended before the run did."""
-        self._run = run
-        self._task = asyncio.current_task()
-
-    def producer_ended(self, producer: asyncio.Task[dict[str, float]]) -> None:
-        """Cancel the body unless the run is over."""
-        if not self._run.stop.is_set():
-            self.ended.append(producer)
-            self._cancel()
-
-    def sigterm(self) -> None:
-        """Cancel the body unless the run is over."""
-        if not self._run.stop.is_set():
-            self._cancel()
-
-    def error(self) -> BaseException | None:
-        """Return the error of the producer that ended the body; None: it was no producer.
-
-        Nothing here cancels a producer before the run is over, so one that was cancelled, or got
-        the signal's exception, ended because the process was asked to end.
-        """
-        if self._task is None or not self.ended or self.ended[0].cancelled():
-            return None
-        error = self.ended[0].exception()
-        if isinstance(error, TerminationSignal):
-            return None
-        self._task.uncancel()
-        return error or RolloutError("a rollout producer ended before the run did")
-
-    def _cancel(self) -> None:
-        # Once: what frees things must not be cancelled again.
-        if self._task is not None and not self._task.cancelling():
-            self._task.cancel()

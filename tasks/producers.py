@@ -14,8 +14,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from prefect.exceptions import TerminationSignal
+
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
-from rlcore.errors import ActorUnavailableError, DeadlineExceededError
+from rlcore.errors import ActorUnavailableError, DeadlineExceededError, RolloutError
 
 if TYPE_CHECKING:
     from tasks.active_run import ActiveRun
@@ -155,3 +157,43 @@ class Supervisor:
                 return
             if await self._stopped_within(self._times.ledger_retry_s):
                 return
+
+
+class ProducedBody:
+    """What runs beside the producers, in the task that makes this; cancelled at most once."""
+
+    def __init__(self, run: "ActiveRun") -> None:
+        self.ended: list[asyncio.Task[dict[str, float]]] = []
+        """Producers that ended before the run did."""
+        self._run = run
+        self._task = asyncio.current_task()
+
+    def producer_ended(self, producer: asyncio.Task[dict[str, float]]) -> None:
+        """Cancel the body unless the run is over."""
+        if not self._run.stop.is_set():
+            self.ended.append(producer)
+            self._cancel()
+
+    def sigterm(self) -> None:
+        """Cancel the body unless the run is over."""
+        if not self._run.stop.is_set():
+            self._cancel()
+
+    def error(self) -> BaseException | None:
+        """Return the error of the producer that ended the body; None: it was no producer.
+
+        Nothing here cancels a producer before the run is over, so one that was cancelled, or got
+        the signal's exception, ended because the process was asked to end.
+        """
+        if self._task is None or not self.ended or self.ended[0].cancelled():
+            return None
+        error = self.ended[0].exception()
+        if isinstance(error, TerminationSignal):
+            return None
+        self._task.uncancel()
+        return error or RolloutError("a rollout producer ended before the run did")
+
+    def _cancel(self) -> None:
+        # Once: what frees things must not be cancelled again.
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()

@@ -3,13 +3,12 @@
 Task runs are recorded from events. A server that cannot follow keeps some thousands of them and
 then loses the rest, so a run waits while what it did WINDOW task runs ago is not recorded yet.
 
-    catch_up   waits for: the record of one task run; at most PATIENCE_S, since what is shown never
-               ends a run
+    catch_up   waits for: the record of one task run; at most PATIENCE_S, whatever the server
+               answers or does not, since what is shown never ends a run
 """
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from uuid import UUID
@@ -66,13 +65,20 @@ class RecordWindow:
         if len(self._ended) < WINDOW:
             return
         oldest = [self._ended.popleft() for _ in range(STRIDE)][-1]
-        ends = time.monotonic() + self._patience_s
-        while not await self._look(oldest):
-            if time.monotonic() >= ends:
-                logger.warning(
-                    "Prefect's server has not recorded task run %s within %.0f s",
-                    oldest, self._patience_s,
-                )  # fmt: skip
-                self._ended.clear()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._until_recorded(oldest)
+        except TimeoutError:
+            reason = f"not recorded within {self._patience_s:g} s"
+        except Exception as error:  # noqa: BLE001  # whatever a server that is ill answers
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            return
+        logger.warning("Prefect's server has lost task run %s from view: %s", oldest, reason)
+        self._ended.clear()
+
+    async def _until_recorded(self, task_run_id: UUID) -> None:
+        while True:
+            if await self._look(task_run_id):
                 return
             await asyncio.sleep(self._poll_s)

@@ -11,6 +11,7 @@ back. So nothing is called dead before this has looked, in this order, until one
 """
 
 import asyncio
+import logging
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +27,12 @@ from prefect.events.filters import (
 )
 
 from rlcore.config import load_config
+from rlcore.config.trainer import TrainerConfig
+from rlcore.errors import ConfigError
 from rlcore.trainer.run_folder import is_held
 from tasks.attempts import runs_in
+
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
 """Four beats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY of prefect.yaml)."""
@@ -43,13 +48,20 @@ async def why_not_dead(
 ) -> str | None:
     """Return what shows that the process of a training flow run lives or has ended; None: dead."""
     began, ends = datetime.now(UTC), time.monotonic() + patience_s
+    trainer: TrainerConfig | None = None
+    flow_run = await client.read_flow_run(UUID(flow_run_id))
+    try:
+        trainer = _config(flow_run)
+    except ConfigError as error:
+        # Such as a preset that has changed since: its folder is not known, its beats still are.
+        logger.warning("flow run %s: its folder is not known: %s", flow_run.name, error)
     while True:
         flow_run = await client.read_flow_run(UUID(flow_run_id))
         if flow_run.state is None or not flow_run.state.is_running():
             return f"it is {flow_run.state.name if flow_run.state else 'without a state'}"
         if await _beats_since(client, flow_run_id, began):
             return "it beats again"
-        if _left_its_folder(flow_run) or time.monotonic() >= ends:
+        if (trainer and _left_its_folder(flow_run, trainer)) or time.monotonic() >= ends:
             return None
         await asyncio.sleep(poll_s)
 
@@ -63,13 +75,16 @@ async def _beats_since(client: PrefectClient, flow_run_id: str, since: datetime)
     return bool((await client.read_events(wanted, limit=1)).events)
 
 
-def _left_its_folder(flow_run: FlowRun) -> bool:
-    """Say whether the attempt of a flow run has no end, and no process that holds its folder."""
+def _config(flow_run: FlowRun) -> TrainerConfig:
     parameters = flow_run.parameters
-    config = load_config(
+    return load_config(
         parameters["preset"], parameters.get("overrides") or {}, parameters.get("config")
     ).trainer
-    for folder, record in runs_in(Path(config.runs_root), config.default_local_dir):
+
+
+def _left_its_folder(flow_run: FlowRun, trainer: TrainerConfig) -> bool:
+    """Say whether the attempt of a flow run has no end, and no process that holds its folder."""
+    for folder, record in runs_in(Path(trainer.runs_root), trainer.default_local_dir):
         newest = record["attempts"][-1] if record["attempts"] else {}
         if newest.get("flow_run_id") == str(flow_run.id):
             return newest.get("outcome") is None and not is_held(folder)

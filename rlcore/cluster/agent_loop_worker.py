@@ -18,7 +18,6 @@ from rlcore.config import RunConfig
 from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ActorUnavailableError, RolloutError, TransientError
 from rlcore.reward.loop import RewardLoopManager
-from rlcore.reward.model import scores_later
 from rlcore.rollout.client import FLUSH_INTERVAL_S, LLMServerClient
 from rlcore.rollout.router import Router
 from rlcore.types import PromptSpec, SessionRecord
@@ -137,7 +136,7 @@ class AgentLoopWorkerActor:
             ),
             tokenizer=load_tokenizer(model.path, model.trust_remote_code),
             rewards=None
-            if scores_later(self._config)
+            if self._config.scores_later
             else RewardLoopManager(self._config, self._reward_address),
         )
         await self._worker.prepare()

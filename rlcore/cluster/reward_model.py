@@ -19,7 +19,7 @@ from rlcore.cluster.log_stream import LogAddress, connect_log_stream
 from rlcore.cluster.ray_replica import RayReplica
 from rlcore.config import RunConfig
 from rlcore.data.tokenizer import load_tokenizer, stop_token_ids
-from rlcore.reward.model import is_discriminative, scores_later
+from rlcore.reward.model import is_discriminative
 from rlcore.reward.model_server import RewardModelServer
 from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.engine import EngineSpec
@@ -172,6 +172,6 @@ def start_reward_model(
         raise
     logger.info("the reward model answers at %s: %s", address, spec)
     found = RewardModel(router, replicas, address)
-    if scores_later(config):
+    if config.scores_later:
         found.sleep(CallKey(run_id=run_id, attempt=attempt, global_step=0, phase="start"))
     return found

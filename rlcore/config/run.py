@@ -123,6 +123,23 @@ class RunConfig(Section):
         return self.algorithm.adv_estimator == "remax"
 
     @property
+    def scores_later(self) -> bool:
+        """Whether batches are scored when complete: the reward model has no devices of its own.
+
+        Agent loop workers leave their sessions unscored then.
+        """
+        model = self.reward.reward_model
+        return model.enable and not model.enable_resource_pool
+
+    @property
+    def num_reward_managers(self) -> int:
+        """How many reward managers score beside each other; limits of the run are shared by them.
+
+        One per agent loop worker; a single one where batches are scored when complete.
+        """
+        return 1 if self.scores_later else self.actor_rollout_ref.rollout.agent.num_workers
+
+    @property
     def data_seed(self) -> int:
         """Seed of the order of the prompts."""
         return self.seed if self.data.seed is None else self.data.seed

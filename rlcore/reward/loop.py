@@ -41,7 +41,6 @@ class RewardLoopManager:
         num_processes = reward.num_workers
         if reward.reward_manager.name in {"rate_limited", "limited"}:
             num_processes = reward.max_concurrent
-        num_workers = config.actor_rollout_ref.rollout.agent.num_workers
         self._pool = IsolatedPool(
             Setup(
                 factory=SCORER,
@@ -57,7 +56,7 @@ class RewardLoopManager:
                 error=RewardError,
                 timeout_error=RewardTimeoutError,
             ),
-            num_processes=max(1, num_processes // num_workers),
+            num_processes=max(1, num_processes // config.num_reward_managers),
         )
         self._manager = REWARD_MANAGERS.get(reward.reward_manager.name)(config)
 

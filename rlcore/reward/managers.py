@@ -91,17 +91,17 @@ class RateLimitedRewardManager:
     """The function's score, asked for at a limited rate.
 
     How many run at a time is the number of processes (`reward.max_concurrent`). Limits are those
-    of the whole run, shared out over its agent loop workers.
+    of the whole run, shared out over its reward managers.
     """
 
     def __init__(self, config: RunConfig) -> None:
         reward = config.reward
-        num_workers = config.actor_rollout_ref.rollout.agent.num_workers
+        num_managers = config.num_reward_managers
         self._paces: list[tuple[Pace, float]] = []
         if reward.max_rpm is not None:
-            self._paces.append((Pace(reward.max_rpm / num_workers), 1))
+            self._paces.append((Pace(reward.max_rpm / num_managers), 1))
         if reward.max_tpm is not None:
-            pace = Pace(reward.max_tpm / num_workers)
+            pace = Pace(reward.max_tpm / num_managers)
             self._paces.append((pace, reward.estimated_tokens_per_request))
 
     async def run(self, task: RewardTask, score: Score) -> Reward:

@@ -22,15 +22,6 @@ def is_discriminative(config: RunConfig) -> bool:
     return reward.reward_model.enable and not has_function
 
 
-def scores_later(config: RunConfig) -> bool:
-    """Tell whether batches are scored when they are complete: the model has no devices of its own.
-
-    Agent loop workers leave their sessions unscored then.
-    """
-    model = config.reward.reward_model
-    return model.enable and not model.enable_resource_pool
-
-
 def check_address(config: RunConfig, address: str | None) -> None:
     """Check that the run's reward model can be asked here.
 

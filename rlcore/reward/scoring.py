@@ -38,11 +38,12 @@ def make_scorer(
 
         return score_by_model
     model_path = config.reward.reward_model.model_path or ""
+    trusted = config.actor_rollout_ref.model.trust_remote_code
     function = load_reward_function(
         config,
         {
             "reward_router_address": lambda: reward_router_address,
-            "reward_model_tokenizer": lambda: load_tokenizer(model_path),
+            "reward_model_tokenizer": lambda: load_tokenizer(model_path, trusted),
         },
     )
 

@@ -15,7 +15,6 @@ from rlcore.buffer.transfer_queue import attached_queue
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from rlcore.registry import Registry
-from rlcore.reward.model import scores_later
 from rlcore.tracking.batch_metrics import batch_metrics
 from rlcore.tracking.off_policy import off_policy_metrics
 from rlcore.trainer.advantage import (
@@ -303,7 +302,7 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
     # What phases share.
     def _late_scorer(self) -> LateScorer | None:
         """Return what scores complete batches; None where they are scored already."""
-        if self.reward_model is None or not scores_later(self.config):
+        if self.reward_model is None or not self.config.scores_later:
             return None
         queue = attached_queue(self.config.deadlines.queue)
         return LateScorer(self.config, self.prompts, queue, self.reward_model, self._key())

@@ -197,16 +197,31 @@ class LateScorer:
         """
         if not tasks:
             return []
-        manager = RewardLoopManager(self._config, self._model.address)
-        self._model.wake_up(self._key)
-        try:
-            outcomes = asyncio.run(_score(manager, tasks))
-        finally:
-            self._model.sleep(self._key)
+        outcomes = asyncio.run(self._score(tasks))
         for outcome in outcomes:
             if isinstance(outcome, TransientError):
                 raise outcome
         return outcomes
+
+    async def _score(self, tasks: Sequence[RewardTask]) -> list[Reward | Exception]:
+        manager = RewardLoopManager(self._config, self._model.address)
+
+        async def score(task: RewardTask) -> Reward | Exception:
+            try:
+                return await manager.score(task)
+            except RLCoreError as error:
+                return error
+
+        try:
+            # Before the model wakes up: what cannot start costs no memory of the devices.
+            await manager.start()
+            self._model.wake_up(self._key)
+            try:
+                return await asyncio.gather(*(score(task) for task in tasks))
+            finally:
+                self._model.sleep(self._key)
+        finally:
+            await manager.close()
 
 
 def with_stored_rewards(queue: RowStore, partition_id: str, batch: SampledBatch) -> SampledBatch:
@@ -220,22 +235,6 @@ def with_stored_rewards(queue: RowStore, partition_id: str, batch: SampledBatch)
     for i, row in zip(unscored, rows, strict=True):
         tags[i] = {**tags[i], "reward": float(row.sum())}
     return replace(batch, tags=tags)
-
-
-async def _score(
-    manager: RewardLoopManager, tasks: Sequence[RewardTask]
-) -> list[Reward | Exception]:
-    async def score(task: RewardTask) -> Reward | Exception:
-        try:
-            return await manager.score(task)
-        except RLCoreError as error:
-            return error
-
-    await manager.start()
-    try:
-        return await asyncio.gather(*(score(task) for task in tasks))
-    finally:
-        await manager.close()
 
 
 def _inputs(reward_extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,6 +161,26 @@ def test_sigterm_ends_the_run_wherever_its_exception_goes(make_run, where):
     assert [type(error) for error in gone_to] == [TerminationSignal]
 
 
+def test_sigterm_in_the_bodys_own_code_hurries_the_drain_too(make_run):
+    cluster = FakeCluster({"drain_s": 60})
+
+    async def body():
+        sigterm()
+
+    # Prefect sends the signal once more, to whoever heard it before the flow.
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises((TerminationSignal, asyncio.CancelledError)):
+            train(make_run(cluster), body)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+    assert cluster.calls.names == [
+        "ready w1", "begin_end", f"stop w1 within {HURRIED_DRAIN_S:g}", "kill w1"
+    ]  # fmt: skip
+
+
 def test_sigterm_that_ends_a_producer_is_no_failure_of_the_producer(make_run):
     cluster = FakeCluster()
     make = cluster.new_agent_loop_worker

@@ -3,6 +3,8 @@
 import asyncio
 from uuid import UUID
 
+import pytest
+
 from tasks.records import STRIDE, WINDOW, RecordWindow
 
 
@@ -46,4 +48,26 @@ def test_a_record_that_never_comes_is_given_up_and_the_window_begins_anew(caplog
     server = Server(after=10**9)
     run(server, steps=WINDOW // 10 + 3, patience_s=0.01)
     assert set(server.asked) == {STRIDE}
-    assert "has not recorded task run" in caplog.text
+    assert "not recorded within 0.01 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (ConnectionError("no server"), "ConnectionError: no server"),
+        (None, "not recorded within 0.05 s"),
+    ],
+)
+def test_a_server_that_is_away_or_hangs_ends_no_run(caplog, fault, said):
+    asked = []
+
+    class Away:
+        async def look(self, task_run_id):
+            asked.append(task_run_id.int)
+            if fault is not None:
+                raise fault
+            await asyncio.sleep(60)
+
+    run(Away(), steps=WINDOW // 10 + 3, patience_s=0.05)
+    assert asked == [STRIDE]
+    assert said in caplog.text

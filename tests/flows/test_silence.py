@@ -88,6 +88,16 @@ def test_one_whose_folder_is_not_seen_here_has_time_to_beat(tmp_path):
     assert asked(Client(silent(tmp_path))) is None
 
 
+def test_one_whose_preset_is_gone_is_still_heard(tmp_path, caplog):
+    flow_run = silent(tmp_path)
+    flow_run.name = "nightly-7"
+    flow_run.parameters["preset"] = "renamed-since"
+    assert asked(Client(flow_run, beats_from=3), patience_s=60) == "it beats again"
+    assert asked(Client(flow_run)) is None
+    assert "flow run nightly-7: its folder is not known" in caplog.text
+    assert "renamed-since" in caplog.text
+
+
 @pytest.mark.integration
 def test_a_beat_on_a_server_is_heard_and_a_dead_run_marked(prefect_session, tmp_path):
     overrides = {"trainer.runs_root": str(tmp_path)}

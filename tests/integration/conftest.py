@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from real_parts.processes import end_groups, free_port, start_ray_head
-from real_parts.project import Project
+from real_parts.project import REFERENCE, Project
 from real_parts.site import Site
 
 from rlcore.data.prepare import prepare_tiny
@@ -75,6 +75,31 @@ def served(make_site) -> dict[str, str]:
     site = make_site()
     names = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")
     return {"PREFECT_HOME": str(site.home / "client"), **{name: site.env[name] for name in names}}
+
+
+@pytest.fixture(scope="session")
+def joined(project, served, ray_head, tmp_path_factory) -> Project:
+    """The project, its trainings on one Ray cluster and one Prefect server that are there already.
+
+    For runs that are not about their start or their end: half of a tiny run's time are those two.
+    """
+    home = tmp_path_factory.mktemp("ray")
+    address = ray_head(home, project.environment(), num_cpus=8)
+    return Project(
+        project.root, joins=(f"ray.address={address}",), variables={"HOME": str(home), **served}
+    )
+
+
+@pytest.fixture(scope="session")
+def reference_run(joined) -> Path:
+    """The folder of a whole run with the defaults, with which others are compared."""
+    folder = joined.root / "reference"
+    code, text = joined.run(
+        "train", "grpo-tiny", *REFERENCE, f"trainer.runs_root={joined.root / 'references'}",
+        f"trainer.default_local_dir={folder}",
+    )  # fmt: skip
+    assert code == 0, text[-6000:]
+    return folder
 
 
 STAND_INS = [

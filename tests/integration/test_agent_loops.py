@@ -32,38 +32,38 @@ class MyAgentLoop(AgentLoopBase):
 AGENT = "actor_rollout_ref.rollout.agent"
 
 
-def test_an_agent_loop_written_for_verl_trains(project, served):
-    (project.root / "my_agent_loop.py").write_text(SEED_LOOP)
-    (project.root / "my_agents.yaml").write_text(
+def test_an_agent_loop_written_for_verl_trains(joined):
+    (joined.root / "my_agent_loop.py").write_text(SEED_LOOP)
+    (joined.root / "my_agents.yaml").write_text(
         "- name: my_agent\n  _target_: my_agent_loop.MyAgentLoop\n"
     )
-    code, output = project.run(
+    code, output = joined.run(
         "train", "grpo-tiny", f"{AGENT}.agent_loop_config_path=my_agents.yaml",
         f"{AGENT}.default_agent_loop=my_agent", "trainer.total_training_steps=2",
         "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1",
-        "trainer.runs_root=runs-seed", **served,
+        "trainer.runs_root=runs-seed",
     )  # fmt: skip
     assert code == 0, output
-    [path] = project.root.glob("runs-seed/*/metrics.jsonl")
+    [path] = joined.root.glob("runs-seed/*/metrics.jsonl")
     steps = [json.loads(line) for line in path.read_text().splitlines()]
     assert any(step.get("num_turns/mean") == 2 for step in steps), steps
 
 
-def test_the_calculator_preset_trains(project, served):
-    prepare_reasoning_gym("chain_sum", project.root / "data" / "chain_sum", size=32, test_size=8)
-    code, output = project.run("train", "calculator-tiny", "trainer.runs_root=runs-tools", **served)
+def test_the_calculator_preset_trains(joined):
+    prepare_reasoning_gym("chain_sum", joined.root / "data" / "chain_sum", size=32, test_size=8)
+    code, output = joined.run("train", "calculator-tiny", "trainer.runs_root=runs-tools")
     assert code == 0, output
-    [path] = project.root.glob("runs-tools/*/metrics.jsonl")
+    [path] = joined.root.glob("runs-tools/*/metrics.jsonl")
     steps = [json.loads(line) for line in path.read_text().splitlines()]
     assert any("num_turns/mean" in step for step in steps), steps
 
 
-def test_the_frozen_lake_preset_trains(project):
+def test_the_frozen_lake_preset_trains(joined):
     prepare_textarena(
-        "FrozenLake-v0-random", project.root / "data" / "frozenlake-v0-random", size=16, test_size=4
+        "FrozenLake-v0-random", joined.root / "data" / "frozenlake-v0-random", size=16, test_size=4
     )
-    code, output = project.run("train", "frozen-lake-tiny", "trainer.runs_root=runs-lake")
+    code, output = joined.run("train", "frozen-lake-tiny", "trainer.runs_root=runs-lake")
     assert code == 0, output
-    [path] = project.root.glob("runs-lake/*/metrics.jsonl")
+    [path] = joined.root.glob("runs-lake/*/metrics.jsonl")
     steps = [json.loads(line) for line in path.read_text().splitlines()]
     assert any("num_turns/mean" in step for step in steps), steps

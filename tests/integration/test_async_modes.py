@@ -26,15 +26,15 @@ COMMON = (
 )
 
 
-def places(project, folder):
-    """Where a run and Prefect's database lie: other tests read the project's own one whole."""
-    return f"trainer.runs_root={project.root / 'async'}", f"trainer.default_local_dir={folder}"
+def places(joined, folder):
+    """Where a run and Prefect's database lie: other tests read the joined's own one whole."""
+    return f"trainer.runs_root={joined.root / 'async'}", f"trainer.default_local_dir={folder}"
 
 
-def train(project, name, *overrides):
+def train(joined, name, *overrides):
     """Run `rollflow train grpo-tiny` to its end; return the run folder."""
-    folder = project.root / name
-    code, text = project.run("train", "grpo-tiny", *COMMON, *places(project, folder), *overrides)
+    folder = joined.root / name
+    code, text = joined.run("train", "grpo-tiny", *COMMON, *places(joined, folder), *overrides)
     assert code == 0, text[-6000:]
     return folder
 
@@ -44,8 +44,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def sync_run(project):
-    return train(project, "sync", "trainer.save_freq=-1")
+def sync_run(joined):
+    return train(joined, "sync", "trainer.save_freq=-1")
 
 
 def assert_same_weights(a: Path, b: Path) -> None:
@@ -66,9 +66,9 @@ EVERY_STEP = {"colocate_async": (), "separate_async": (f"{SEPARATE}parameter_syn
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_without_a_pipeline_every_mode_is_bitwise_sync(project, sync_run, mode):
+def test_without_a_pipeline_every_mode_is_bitwise_sync(joined, sync_run, mode):
     run = train(
-        project,
+        joined,
         f"{mode}-0",
         *MODES[mode],
         *EVERY_STEP[mode],
@@ -97,19 +97,19 @@ INNER_STEPS = {
 
 
 @pytest.fixture(scope="module", params=MODES)
-def resumed(request, project):
+def resumed(request, joined):
     """A run with a pipeline that is killed after step 3 and goes on from checkpoint 2."""
     mode = request.param
-    folder = project.root / f"{mode}-1"
+    folder = joined.root / f"{mode}-1"
     arguments = (
-        *COMMON, *MODES[mode], *INNER_STEPS[mode], *PIPELINE, *places(project, folder)
+        *COMMON, *MODES[mode], *INNER_STEPS[mode], *PIPELINE, *places(joined, folder)
     )  # fmt: skip
-    process = project.start("train", "grpo-tiny", *arguments)
-    family = project.until(process, "step    3/5")
+    process = joined.start("train", "grpo-tiny", *arguments)
+    family = joined.until(process, "step    3/5")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     psutil.wait_procs(family, timeout=30)
-    code, text = project.run("train", "grpo-tiny", *arguments)
+    code, text = joined.run("train", "grpo-tiny", *arguments)
     assert code == 0, text[-6000:]
     return folder
 

@@ -105,21 +105,20 @@ def test_a_ray_cluster_with_too_few_cpus_is_refused_with_both_numbers(
     assert runs_of(project, "small") == []
 
 
-def test_a_reward_function_that_raises_ends_the_run_with_row_and_traceback(project, served):
-    (project.root / "raises.py").write_text(RAISES)
-    code, text = project.run(
+def test_a_reward_function_that_raises_ends_the_run_with_row_and_traceback(joined):
+    (joined.root / "raises.py").write_text(RAISES)
+    code, text = joined.run(
         "train",
         "grpo-tiny",
         "reward.custom_reward_function.path=raises.py",
         "trainer.val_before_train=false",
         "trainer.runs_root=raising",
-        **served,
     )
     assert code == 1, text[-3000:]
     said = text[text.index("error: ") :]
     assert "ZeroDivisionError" in said
     assert "train.parquet row" in said
-    (run,) = runs_of(project, "raising")
+    (run,) = runs_of(joined, "raising")
     (attempt,) = json.loads((run / "run.json").read_text())["attempts"]
     assert attempt["outcome"] == "failed"
     assert not list(run.glob("global_step_*"))

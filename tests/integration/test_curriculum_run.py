@@ -19,26 +19,24 @@ def fed_rows(run):
     return [spec["uid"].rsplit("-", 1)[0] for spec in fed if not spec["validate"]]
 
 
-def only_run(project, root):
-    (run,) = (path for path in (project.root / root).iterdir() if path.name != ".prefect")
+def only_run(joined, root):
+    (run,) = (path for path in (joined.root / root).iterdir() if path.name != ".prefect")
     return run
 
 
-def test_a_resumed_curriculum_goes_the_way_of_one_without_a_stop(project, served):
-    same = ["actor_rollout_ref.rollout.full_determinism=true", f"data.cache_dir={project.root}/c"]
-    code, text = project.run(
-        "train", "grpo-tiny-curriculum", *same, "trainer.runs_root=whole", **served
-    )
+def test_a_resumed_curriculum_goes_the_way_of_one_without_a_stop(joined):
+    same = ["actor_rollout_ref.rollout.full_determinism=true", f"data.cache_dir={joined.root}/c"]
+    code, text = joined.run("train", "grpo-tiny-curriculum", *same, "trainer.runs_root=whole")
     assert code == 0, text[-3000:]
-    whole = only_run(project, "whole")
+    whole = only_run(joined, "whole")
     first = [*same, "trainer.runs_root=parts", "trainer.default_local_dir=parts/run"]
-    code, text = project.run(
-        "train", "grpo-tiny-curriculum", *first, "trainer.total_training_steps=3", **served
+    code, text = joined.run(
+        "train", "grpo-tiny-curriculum", *first, "trainer.total_training_steps=3"
     )
     assert code == 0, text[-3000:]
-    code, text = project.run("train", "grpo-tiny-curriculum", *first, **served)
+    code, text = joined.run("train", "grpo-tiny-curriculum", *first)
     assert code == 0, text[-3000:]
-    parts = project.root / "parts" / "run"
+    parts = joined.root / "parts" / "run"
     assert fed_rows(parts) == fed_rows(whole)
     assert len(fed_rows(whole)) == len(set(fed_rows(whole))) == 24
     # Only the first epoch has every row once.

@@ -28,12 +28,12 @@ class MyTrainer(PPOTrainer):
 SAMPLER = "trainer.v1.sampler"
 
 
-def train(project, name, *overrides):
-    folder = project.root / "runs-extension" / name
-    code, output = project.run(
+def train(joined, name, *overrides):
+    folder = joined.root / "runs-extension" / name
+    code, output = joined.run(
         "train", "grpo-tiny", "trainer.val_before_train=false", "trainer.test_freq=-1",
         "trainer.save_freq=-1", f"trainer.default_local_dir={folder}",
-        f"trainer.runs_root={project.root / 'runs-extension'}", *overrides,
+        f"trainer.runs_root={joined.root / 'runs-extension'}", *overrides,
     )  # fmt: skip
     assert code == 0, output[-6000:]
     return [
@@ -43,10 +43,10 @@ def train(project, name, *overrides):
     ]
 
 
-def test_a_sampler_written_for_verl_trains(project):
-    (project.root / "my_sampler.py").write_text(SEED_SAMPLER)
+def test_a_sampler_written_for_verl_trains(joined):
+    (joined.root / "my_sampler.py").write_text(SEED_SAMPLER)
     steps = train(
-        project, "sampler", "trainer.total_training_steps=3",
+        joined, "sampler", "trainer.total_training_steps=3",
         f"{SAMPLER}.custom_sampler.path=my_sampler.py",
         f"{SAMPLER}.custom_sampler.name=MyReplayBuffer",
         f"{SAMPLER}.max_off_policy_threshold=8",
@@ -56,10 +56,10 @@ def test_a_sampler_written_for_verl_trains(project):
     assert [step["training/global_step"] for step in steps] == [1, 2, 3]
 
 
-def test_a_mode_written_for_verl_trains_and_updates_every_second_step(project):
-    (project.root / "my_trainer.py").write_text(SEED_MODE)
+def test_a_mode_written_for_verl_trains_and_updates_every_second_step(joined):
+    (joined.root / "my_trainer.py").write_text(SEED_MODE)
     steps = train(
-        project, "mode", "trainer.total_training_steps=4",
+        joined, "mode", "trainer.total_training_steps=4",
         "trainer.v1.trainer_mode=my_mode", "trainer.user_modules=[my_trainer.py]",
     )  # fmt: skip
     assert len(steps) == 4

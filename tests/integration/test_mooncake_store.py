@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 
 import psutil
 import pytest
+from real_parts.project import REFERENCE
 
 from rlcore.buffer.mooncake_store import MooncakeServers
 from rlcore.config.queue import MooncakeStoreConfig
@@ -142,21 +143,23 @@ def test_the_package_is_needed_only_for_the_store():
     assert done.stdout.strip() == "False"
 
 
-def test_a_whole_run_keeps_its_rows_in_a_mooncake_store_and_trains_the_same_weights(project):
-    weights = {}
-    for backend in ("SimpleStorage", "MooncakeStore"):
-        code, text = project.run(
-            "train", "grpo-tiny", "trainer.total_training_steps=2", "trainer.test_freq=-1",
-            "trainer.val_before_train=false", "actor_rollout_ref.rollout.full_determinism=true",
-            f"trainer.runs_root=runs-{backend}",
-            f"transfer_queue.backend.storage_backend={backend}",
-            "transfer_queue.backend.MooncakeStore.auto_init=true",
-            "transfer_queue.backend.MooncakeStore.master_server_address=localhost:0",
-            f"transfer_queue.backend.MooncakeStore.global_segment_size={64 * MIB}",
-            f"transfer_queue.backend.MooncakeStore.local_buffer_size={16 * MIB}",
-        )  # fmt: skip
-        assert code == 0, text[-4000:]
-        (file,) = (project.root / f"runs-{backend}").glob("*/model/model.safetensors")
-        weights[backend] = file.read_bytes()
-    assert weights["SimpleStorage"] == weights["MooncakeStore"]
+def test_a_whole_run_keeps_its_rows_in_a_mooncake_store_and_trains_the_same_weights(
+    joined, reference_run
+):
+    store = "transfer_queue.backend"
+    folder = joined.root / "by-mooncake-store"
+    code, text = joined.run(
+        "train", "grpo-tiny", *REFERENCE, f"trainer.runs_root={joined.root / 'runs-mooncake'}",
+        f"trainer.default_local_dir={folder}",
+        f"{store}.storage_backend=MooncakeStore",
+        f"{store}.MooncakeStore.auto_init=true",
+        f"{store}.MooncakeStore.master_server_address=localhost:0",
+        f"{store}.MooncakeStore.global_segment_size={64 * MIB}",
+        f"{store}.MooncakeStore.local_buffer_size={16 * MIB}",
+    )  # fmt: skip
+    assert code == 0, text[-4000:]
+    by_mooncake, by_default = (
+        (run / "model" / "model.safetensors").read_bytes() for run in (folder, reference_run)
+    )
+    assert by_mooncake == by_default
     assert not helpers()

@@ -11,7 +11,8 @@ from rlcore.data.tokenizer import encode_chat, load_tokenizer
 from rlcore.testing.tiny_model import build_tiny_reward_model
 from rlcore.tracking.curves import read_metrics
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+# A test may train twice.
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 
 MODEL = "reward.reward_model"
 COMMON = (
@@ -44,19 +45,19 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, reward_ro
 """
 
 
-def train(project, name, *overrides):
-    folder = project.root / "runs-reward" / name
-    code, output = project.run(
+def train(joined, name, *overrides):
+    folder = joined.root / "runs-reward" / name
+    code, output = joined.run(
         "train", "grpo-tiny", *COMMON, f"trainer.default_local_dir={folder}",
-        f"trainer.runs_root={project.root / 'runs-reward'}", *overrides,
+        f"trainer.runs_root={joined.root / 'runs-reward'}", *overrides,
     )  # fmt: skip
     assert code == 0, output[-6000:]
     return folder
 
 
 @pytest.fixture(scope="module")
-def reward_model(project):
-    path = project.root / "models" / "tiny-reward"
+def reward_model(joined):
+    path = joined.root / "models" / "tiny-reward"
     build_tiny_reward_model(path)
     return path
 
@@ -67,10 +68,10 @@ def generations(run):
 
 
 def test_a_reward_model_trains_alike_in_its_own_pool_and_on_the_training_devices(
-    project, reward_model
+    joined, reward_model
 ):
     scored = f"{MODEL}.model_path={reward_model}"
-    own = train(project, "own-pool", scored, *POOL)
+    own = train(joined, "own-pool", scored, *POOL)
     # What it said is what the model says.
     tokenizer = load_tokenizer(reward_model)
     model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32)
@@ -89,7 +90,7 @@ def test_a_reward_model_trains_alike_in_its_own_pool_and_on_the_training_devices
     assert len(steps) == 2
     assert all(step["critic/score/max"] > step["critic/score/min"] for step in steps)
 
-    shared = train(project, "shared", scored)
+    shared = train(joined, "shared", scored)
     assert [line["score"] for line in generations(shared)] == [
         line["score"] for line in generations(own)
     ]
@@ -104,10 +105,10 @@ def test_a_reward_model_trains_alike_in_its_own_pool_and_on_the_training_devices
         ("judge-shared", ("trainer.v1.trainer_mode=colocate_async",)),
     ],
 )
-def test_a_judge_trains_in_its_own_pool_and_on_devices_that_are_lent(project, name, settings):
-    (project.root / "judge.py").write_text(JUDGE)
+def test_a_judge_trains_in_its_own_pool_and_on_devices_that_are_lent(joined, name, settings):
+    (joined.root / "judge.py").write_text(JUDGE)
     run = train(
-        project, name, f"{MODEL}.model_path=models/tiny", *settings,
+        joined, name, f"{MODEL}.model_path=models/tiny", *settings,
         "reward.custom_reward_function.path=judge.py",
     )  # fmt: skip
     lines = generations(run)

@@ -12,19 +12,19 @@ from rlcore.tracking.curves import read_metrics
 pytestmark = [pytest.mark.integration, pytest.mark.training_runs]
 
 
-def trained(project, *overrides: str) -> tuple[Path, dict[int, dict[str, float]]]:
+def trained(joined, *overrides: str) -> tuple[Path, dict[int, dict[str, float]]]:
     """Run the tiny preset to its end; return the run's folder and its metrics by step."""
-    before = {path.name for path in (project.root / "runs").glob("*")}
-    code, text = project.run("train", "grpo-tiny", *overrides)
+    before = {path.name for path in (joined.root / "runs").glob("*")}
+    code, text = joined.run("train", "grpo-tiny", *overrides)
     assert code == 0, text[-4000:]
-    found = [p for p in (project.root / "runs").iterdir() if p.name not in before | {".prefect"}]
+    found = [p for p in (joined.root / "runs").iterdir() if p.name not in before | {".prefect"}]
     assert len(found) == 1
     return found[0], read_metrics(found[0] / "metrics.jsonl")
 
 
-def test_ppo_with_a_critic_and_both_kls_on_two_ranks(project):
+def test_ppo_with_a_critic_and_both_kls_on_two_ranks(joined):
     folder, steps = trained(
-        project,
+        joined,
         "algorithm.adv_estimator=gae",
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl.type=adaptive",
@@ -52,9 +52,9 @@ def test_ppo_with_a_critic_and_both_kls_on_two_ranks(project):
     assert (folder / "global_step_3/actor/critic/state/.metadata").is_file()
 
 
-def test_adapters_train_and_are_exported_merged(project):
+def test_adapters_train_and_are_exported_merged(joined):
     folder, steps = trained(
-        project,
+        joined,
         "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.actor.use_kl_loss=true",
         "trainer.total_training_steps=2",
@@ -66,12 +66,12 @@ def test_adapters_train_and_are_exported_merged(project):
     # the engine got merged weights: its log-probs are the trainer's
     assert steps[2]["training/rollout_probs_diff_max"] < 1e-3
     size = sum(f.stat().st_size for f in (folder / "global_step_2/actor/state").iterdir())
-    base = load_file(project.root / "models/tiny/model.safetensors")
+    base = load_file(joined.root / "models/tiny/model.safetensors")
     assert size < 4 * sum(tensor.numel() for tensor in base.values())
     exported = load_file(folder / "model/model.safetensors")
-    code, text = project.run("export", folder.name, "--out", "again", "--step", "2")
+    code, text = joined.run("export", folder.name, "--out", "again", "--step", "2")
     assert code == 0, text
-    again = load_file(project.root / "again/model.safetensors")
+    again = load_file(joined.root / "again/model.safetensors")
     assert all(torch.equal(again[name], tensor) for name, tensor in exported.items())
     assert exported.keys() == base.keys()
     moved = [name for name in base if not torch.equal(exported[name].float(), base[name].float())]

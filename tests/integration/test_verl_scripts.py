@@ -18,7 +18,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("path", sorted((SCRIPTS / "trains").glob("*.sh")), ids=lambda p: p.stem)
-def test_a_script_trains(project, path):
+def test_a_script_trains(joined, path):
     root = f"runs-of-{path.stem}"
     shrunk = (SCRIPTS / "shrunk.txt").read_text().split()
     if path.stem == "ppo":  # the script warms the critic up for 5 steps; these are 2
@@ -26,11 +26,9 @@ def test_a_script_trains(project, path):
     if path.stem == "dapo":
         # The untrained tiny model is right once in 400 responses: groups would never differ in acc.
         shrunk.append("algorithm.filter_groups.metric=reward")
-    code, text = project.run(
-        "train", "--from-verl", str(path), *shrunk, f"trainer.runs_root={root}"
-    )
+    code, text = joined.run("train", "--from-verl", str(path), *shrunk, f"trainer.runs_root={root}")
     assert code == 0, text[-4000:]
-    (folder,) = (p for p in (project.root / root).iterdir() if p.name != ".prefect")
+    (folder,) = (p for p in (joined.root / root).iterdir() if p.name != ".prefect")
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").open()][-2:]
     assert [step["step"] for step in steps] == [1, 2]
     # 8 prompts a step as the script's keys ask for; dynamic sampling feeds more until 8 are left.

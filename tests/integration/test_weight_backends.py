@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from real_parts.project import REFERENCE, REFERENCE_STEPS
 from safetensors.torch import load_file
 
 from rlcore.tracking.curves import read_metrics
@@ -19,7 +20,6 @@ from rlcore.tracking.curves import read_metrics
 # A test may set up two whole runs.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-STEPS = 3
 DIES_ONCE = """
 import os
 import signal
@@ -53,27 +53,11 @@ ENGINE = "actor_rollout_ref.rollout.checkpoint_engine."
 
 def overrides(project, name: str, backend: str) -> tuple[str, ...]:
     return (
-        f"trainer.total_training_steps={STEPS}",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "actor_rollout_ref.rollout.full_determinism=True",
-        "seed=5",
+        *REFERENCE,
         f"{ENGINE}backend={backend}",
         f"trainer.runs_root={project.root / 'weights'}",
         f"trainer.default_local_dir={project.root / name}",
     )
-
-
-def train(project, backend: str, *more: str) -> Path:
-    code, text = project.run("train", "grpo-tiny", *overrides(project, backend, backend), *more)
-    assert code == 0, text[-6000:]
-    return project.root / backend
-
-
-@pytest.fixture(scope="module")
-def by_naive(project) -> Path:
-    return train(project, "naive")
 
 
 def assert_same_run(a: Path, b: Path) -> None:
@@ -95,11 +79,20 @@ def assert_same_run(a: Path, b: Path) -> None:
         ("mooncake", (f"{ENGINE}update_weights_bucket_megabytes=1",)),
     ],
 )
-def test_a_run_ends_with_the_same_weights_whatever_they_travel_by(project, by_naive, backend, more):
-    assert_same_run(train(project, backend, *more), by_naive)
+def test_a_run_ends_with_the_same_weights_whatever_they_travel_by(
+    joined, reference_run, backend, more
+):
+    code, text = joined.run("train", "grpo-tiny", *overrides(joined, backend, backend), *more)
+    assert code == 0, text[-6000:]
+    assert_same_run(joined.root / backend, reference_run)
+    # What the log says of each update: so many replicas by this backend.
+    replicas = 2 if backend == "shm" else 1
+    assert text.count(f"on {replicas} replicas by {backend}:") == REFERENCE_STEPS + 1, text[-6000:]
 
 
-def test_killed_replicas_come_back_and_the_run_ends_as_if_nothing_had_happened(project, by_naive):
+def test_killed_replicas_come_back_and_the_run_ends_as_if_nothing_had_happened(
+    project, reference_run
+):
     """One that generates, and one in the middle of a push: each time it is the only one."""
     module = project.root / "dies_once.py"
     module.write_text(DIES_ONCE)
@@ -107,13 +100,13 @@ def test_killed_replicas_come_back_and_the_run_ends_as_if_nothing_had_happened(p
     process = project.start(
         "train", "grpo-tiny", *arguments, f"{ENGINE}custom_backend_module={module}"
     )
-    family = project.until(process, f"step    1/{STEPS}")
+    family = project.until(process, f"step    1/{REFERENCE_STEPS}")
     (replica,) = [p for p in family if any("LLMServerActor" in part for part in p.cmdline())]
     os.kill(replica.pid, signal.SIGKILL)
     output, _ = process.communicate(timeout=170)
     assert process.returncode == 0, output[-6000:]
     folder = project.root / "replaced"
-    assert_same_run(folder, by_naive)
+    assert_same_run(folder, reference_run)
     assert (project.root / "died").exists()
     (attempt,) = json.loads((folder / "run.json").read_text())["attempts"]
     assert attempt["outcome"] == "finished"

@@ -52,7 +52,9 @@ def start_ray_head(
         process = subprocess.Popen(
             ["ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
              f"--port={port}", f"--num-cpus={num_cpus}", "--include-dashboard=false",
-             "--disable-usage-stats"],
+             "--disable-usage-stats",
+             # As a local cluster of a run has it: see rlcore/cluster/connect.py.
+             "--system-config", '{"worker_niceness": 0}'],
             env={**given, "RAY_AUTH_MODE": "token"}, stdout=file, stderr=subprocess.STDOUT,
             cwd=home, start_new_session=True,
         )  # fmt: skip

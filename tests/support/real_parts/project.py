@@ -3,32 +3,54 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 from real_parts.processes import free_port
 
+REFERENCE_STEPS = 3
+REFERENCE = (
+    f"trainer.total_training_steps={REFERENCE_STEPS}",
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+    "actor_rollout_ref.rollout.full_determinism=True",
+    "seed=5",
+)
+"""A run of `grpo-tiny` that others are compared with, bit for bit."""
+
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with the tiny model and data, in which commands run."""
+    """A folder with the tiny model and data, in which commands run.
+
+    Attributes:
+        root: The folder.
+        joins: Arguments of trainings that name servers which are there already.
+        variables: Of the environment of all commands.
+    """
 
     root: Path
+    joins: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
     free_port = staticmethod(free_port)
 
     def environment(self, **extra: str) -> dict[str, str]:
         # Neither the user's Prefect nor the one of this pytest run.
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "RAY_"))}
-        return {**kept, "HF_HUB_OFFLINE": "1", "TMPDIR": str(self.root / "tmp"), **extra}
+        own = {"HF_HUB_OFFLINE": "1", "TMPDIR": str(self.root / "tmp")}
+        return {**kept, **own, **self.variables, **extra}
 
     def start(
         self, *arguments: str, module: str = "flows.cli", **extra: str
     ) -> subprocess.Popen[str]:
         """Start `rollflow ARGUMENTS` in the project."""
+        joins = self.joins if arguments[0] == "train" else ()
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, *arguments, *joins],
             cwd=self.root,
             env=self.environment(**extra),
             stdout=subprocess.PIPE,

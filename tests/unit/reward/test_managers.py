@@ -6,6 +6,7 @@ import pytest
 from rlcore.config import load_config
 from rlcore.errors import ConfigError, RewardError
 from rlcore.reward.function import Reward
+from rlcore.reward.loop import RewardLoopManager
 from rlcore.reward.managers import (
     DapoRewardManager,
     NaiveRewardManager,
@@ -89,6 +90,27 @@ def test_tokens_are_counted_too(make_config):
     assert amount == 500
     assert pace.reserve(amount) == 0
     assert pace.reserve(amount) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("later", "per_minute"),
+    # Four workers share the limit; batches that are scored when complete have one manager.
+    [(False, 150), (True, 600)],
+)
+def test_a_limit_is_that_of_the_run(make_config, later, per_minute):
+    config = make_config(
+        reward__reward_manager__name="rate_limited",
+        reward__max_rpm=600,
+        reward__max_concurrent=8,
+        reward__reward_model__enable=later,
+        reward__reward_model__model_path="models/tiny",
+        actor_rollout_ref__rollout__agent__num_workers=4,
+    )
+    [(pace, _)] = RateLimitedRewardManager(config)._paces
+    assert pace.reserve() == 0
+    assert pace.reserve() == pytest.approx(60 / per_minute, abs=0.01)
+    manager = RewardLoopManager(config, "127.0.0.1:1")
+    assert manager._pool._num_processes == 8 * per_minute // 600
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rlcore.data.tokenizer import load_tokenizer
 from rlcore.errors import ActorUnavailableError, ConfigError, DataError, RewardError
 from rlcore.reward.function import Reward, load_reward_function, uses_rules
 from rlcore.reward.loop import RewardLoopManager
-from rlcore.reward.model import is_discriminative, scores_later
+from rlcore.reward.model import is_discriminative
 from rlcore.reward.model_server import RewardModelServer
 from rlcore.reward.scoring import make_scorer
 from rlcore.types import TokenOutput
@@ -239,7 +239,7 @@ def test_which_rewards_are_of_a_model(make_config, judge_config, model_path):
     assert [is_discriminative(c) for c in (own_pool, judge_config, make_config())] == [
         True, False, False,
     ]  # fmt: skip
-    assert [scores_later(c) for c in (own_pool, shared, make_config())] == [False, True, False]
+    assert [c.scores_later for c in (own_pool, shared, make_config())] == [False, True, False]
     assert not uses_rules(own_pool)
 
 

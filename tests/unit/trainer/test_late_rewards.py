@@ -131,6 +131,21 @@ def test_what_cannot_be_scored_ends_the_phase_with_its_row_and_the_model_sleeps(
     assert model.calls[-1] == ("sleep", "compute_reward")
 
 
+def test_a_function_that_cannot_be_loaded_wakes_nothing_up(config, tmp_path):
+    tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
+    queue, batch = batch_of(["a", "b", "c", "done"], tokenizer)
+    (tmp_path / "broken.py").write_text("raise OSError('no rules file')")
+    reward = config.reward.custom_reward_function
+    broken = reward.model_copy(update={"path": str(tmp_path / "broken.py")})
+    section = config.reward.model_copy(update={"custom_reward_function": broken})
+    model = Model()
+    prompts = PromptSource(config, "r")
+    scorer = LateScorer(config.model_copy(update={"reward": section}), prompts, queue, model, KEY)
+    with pytest.raises(ConfigError, match="no rules file"):
+        scorer.score_batch("r/train", batch)
+    assert model.calls == []
+
+
 def test_sessions_of_a_validation_are_scored_or_have_failed(config):
     prompts = PromptSource(config, "r")
     specs = prompts.val_specs(global_step=2)[:2]
