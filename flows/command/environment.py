@@ -1,4 +1,4 @@
-"""The one file that reads and sets environment variables.
+"""The one file that chooses and sets environment variables for a command.
 
 Prefect reads its settings when it is imported, so these come first: commands call them before they
 import a flow.

@@ -202,6 +202,8 @@ def hold(settings: MooncakeStoreConfig) -> None:
             print(json.dumps({"error": str(error)}), flush=True)
             return
         print(json.dumps({"master": address, "metadata": metadata}), flush=True)
+        # Nobody reads on: what Mooncake prints from now on would fill the pipe, and then hang.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         closed = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), closed.set()), daemon=True).start()
         while not closed.wait(WATCH_S):

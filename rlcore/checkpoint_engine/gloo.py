@@ -1,4 +1,4 @@
-"""Engine `gloo`: buckets over TCP by torch's gloo, between hosts or processes of one.
+"""Engine `gloo`: buckets over TCP by torch's gloo, between processes of one host.
 
 One process group of two ranks per replica: a replica that dies breaks its own transfer and no
 other's. The sender's store, by which the two find each other, and the transfers listen on the

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from rlcore.cluster.calls import wait_for_reply
+from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.executor_slots import reachable_host
 from rlcore.cluster.llm_server import ReplicaClient, start_replica
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
@@ -114,7 +114,7 @@ class RewardModel:
 
     def kill(self) -> None:
         """End router and replicas."""
-        ray.kill(self._router)
+        kill_actor(self._router)
         for replica in self._replicas.values():
             replica.kill()
 

@@ -4,7 +4,8 @@ Exact: weights, gradients, AdamW's moments, the engine's copy, its KV cache, the
 published weights, logits. Estimated: activations of one micro-batch (34 bytes per token, layer and
 hidden unit under bf16 autocast without recompute, after Korthikanti et al.,
 https://arxiv.org/abs/2205.05198, attention scores not kept; twice that in float32). Not counted:
-the processes themselves (about 0.4 GB each with torch loaded).
+a reward model and its keys and values, and the processes themselves (about 0.4 GB each with torch
+loaded).
 """
 
 from rlcore.config.model_shape import ModelShape

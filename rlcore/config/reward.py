@@ -118,7 +118,11 @@ class RewardModelConfig(Section):
     enable: bool = False
     """Score by a model."""
     enable_resource_pool: bool = False
-    """Devices of its own, so that responses are scored while others grow."""
+    """Devices of its own, so that responses are scored while others grow.
+
+    Without them a batch is scored when it is complete, and a response that cannot be scored ends
+    the phase instead of failing its session.
+    """
     nnodes: Annotated[Hosts, REWARD_POOL] = Field(default=0, ge=0)
     """Hosts of that pool."""
     n_gpus_per_node: Annotated[Devices, REWARD_POOL] = Field(default=8, ge=0)

@@ -1,7 +1,8 @@
 """What generated and what trained when, of one run or several below each other, as a PNG.
 
-Read from what every run leaves: the ledger's journal says when a prompt was claimed and settled,
-metrics.jsonl when a step ended and how long its phases took.
+Read from what every run leaves: the ledger's journals say when a prompt was claimed and settled,
+metrics.jsonl when a step ended and how long its phases took. A phase that a step runs several times
+(`parameter_sync_step`) is drawn once, as long as all of them.
 """
 
 import json
@@ -20,7 +21,17 @@ WAITING = "sample_batch"
 WEIGHTS = frozenset({"on_step_end", "update_weights", "on_sample_end", "sleep_replicas"})
 """Phases and hooks that stop, move or start the engines."""
 UPDATE = frozenset({"update_actor", "update_critic"})
-COLOURS = {"wait": "#d9d9d9", "forward": "#9ecae1", "update": "#3182bd", "weights": "#de2d26"}
+FORWARD = frozenset(
+    {"compute_reward", "compute_old_log_probs", "compute_ref_log_probs", "compute_values",
+     "compute_advantage"}
+)  # fmt: skip
+COLOURS = {
+    "wait": "#d9d9d9",
+    "forward": "#9ecae1",
+    "update": "#3182bd",
+    "weights": "#de2d26",
+    "other": "#fdae6b",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """A run's last attempt."""
+    """Steps of a run, in whichever of its attempts."""
 
     title: str
     prompts: tuple[Span, ...]
@@ -61,9 +72,10 @@ def read_timeline(folder: Path, *, first: int, last: int) -> Timeline:
             "has to contain `file`)"
         )
     begin, end = phases[0].begin, phases[-1].end
-    journal = folder / "journal" / f"attempt-{len(record['attempts'])}.jsonl"
+    attempts = range(1, len(record["attempts"]) + 1)
+    journals = [folder / "journal" / f"attempt-{number}.jsonl" for number in attempts]
     prompts = sorted(
-        (span for span in _prompts(journal) if span.end > begin and span.begin < end),
+        (span for span in _prompts(journals) if span.end > begin and span.begin < end),
         key=lambda span: span.begin,
     )
     mode = config["trainer"]["v1"]["trainer_mode"]
@@ -89,7 +101,8 @@ def draw_timeline(timelines: Sequence[Timeline], path: Path) -> None:
         _draw(axes, timeline)
     rows[-1, 0].set_xlabel("seconds")
     labels = {"wait": "waits for responses", "forward": "rewards, log-probs, advantages",
-              "update": "optimizer step", "weights": "engines: stop, new weights, go"}  # fmt: skip
+              "update": "optimizer step", "weights": "engines: stop, new weights, go",
+              "other": "feeding, validation, checkpoints"}  # fmt: skip
     figure.legend(
         handles=[Patch(color=COLOURS[kind], label=label) for kind, label in labels.items()],
         loc="lower center", ncols=len(labels), frameon=False, fontsize=8,
@@ -128,7 +141,9 @@ def _kind(phase: str) -> str:
         return "wait"
     if phase in WEIGHTS:
         return "weights"
-    return "update" if phase in UPDATE else "forward"
+    if phase in UPDATE:
+        return "update"
+    return "forward" if phase in FORWARD else "other"
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
@@ -163,10 +178,16 @@ def _phases(metrics: Path, first: int, last: int) -> Iterator[Span]:
             now += gap + value
 
 
-def _prompts(journal: Path) -> Iterator[Span]:
+def _prompts(journals: Sequence[Path]) -> Iterator[Span]:
     steps: dict[str, int] = {}
+    for journal in journals:
+        # An attempt goes on with prompts that an earlier one was fed.
+        yield from _prompts_of_attempt(journal, steps)
+
+
+def _prompts_of_attempt(journal: Path, steps: dict[str, int]) -> Iterator[Span]:
     claimed: dict[str, float] = {}
-    for event in read_journal(journal):
+    for event in read_journal(journal) if journal.is_file() else ():
         if event["op"] == "feed":
             steps |= {s["uid"]: s["global_step"] for s in event["specs"] if not s["validate"]}
         elif event["op"] == "claim":

@@ -66,4 +66,6 @@ def test_the_frozen_lake_preset_trains(joined):
     assert code == 0, output
     [path] = joined.root.glob("runs-lake/*/metrics.jsonl")
     steps = [json.loads(line) for line in path.read_text().splitlines()]
-    assert any("num_turns/mean" in step for step in steps), steps
+    # The environment answers what the model says, whatever it is.
+    assert all(step["num_turns/max"] > 2 for step in steps if "num_turns/max" in step)
+    assert sum("num_turns/max" in step for step in steps) == 2, steps
