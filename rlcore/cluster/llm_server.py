@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 MAX_REQUESTS = 4096
 """Requests that one replica holds at a time; more wait in Ray."""
 
+OBEYS_S = 1.0
+"""A replica that Ray has told to end needs a moment; the console tells of a crash where
+it is killed meanwhile."""
+
 REPLY_S = 30.0
 """What a client waits beyond the replica's own deadline, whose message says more."""
 
@@ -238,7 +242,7 @@ class ReplicaClient(RayReplica):
         """End the replica's process, also one that is stopped and so does not obey Ray."""
         kill_actor(self.handle)
         if self.process is not None:
-            self.process.kill()
+            self.process.kill(patience_s=OBEYS_S)
 
     def _get(self, reply: Any, what: str, deadline_s: float | None = None) -> Any:
         deadline_s = self._control_deadline_s if deadline_s is None else deadline_s

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from dataclasses import dataclass
 
 import psutil
@@ -40,8 +41,15 @@ class ProcessName:
         except psutil.NoSuchProcess:
             return False
 
-    def kill(self) -> None:
-        """End it if it lives on this host; a stopped process dies of that, too."""
+    def kill(self, patience_s: float = 0.0) -> None:
+        """End it if it lives on this host; a stopped process dies of that, too.
+
+        Args:
+            patience_s: How long it may take to end by itself, since it was told so.
+        """
+        deadline = time.monotonic() + patience_s
+        while self.is_alive and time.monotonic() < deadline:
+            time.sleep(0.01)
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
