@@ -17,7 +17,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
-test: setup ## Run the tests (about 12 minutes on 2 cores)
+test: setup ## Run the tests (about 22 minutes on 2 cores)
 	$(BIN)/pytest -m "not slow and not async_modes and not training_runs and not postgres" '--jaxtyping-packages=$(CHECKED)'
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
@@ -26,7 +26,7 @@ coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of th
 mutation: setup ## Mutants of rlcore/algorithms (signs, constants, masks): at least 90 % must die
 	$(BIN)/python tests/mutation/mutate.py
 
-test-training: setup ## Several ranks, critic, adapters, scripts of verl's: processes, Ray, whole runs (at most 5 minutes)
+test-training: setup ## Several ranks, critic, adapters, scripts of verl's: processes, Ray, whole runs
 	$(BIN)/pytest -m training_runs tests/unit/training tests/integration
 
 test-async: setup ## Whole runs of the asynchronous modes beside sync
