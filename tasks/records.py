@@ -55,6 +55,7 @@ class RecordWindow:
         self._patience_s = patience_s
         self._poll_s = poll_s
         self._ended: deque[UUID] = deque()
+        self._last_error = ""
 
     def note(self, task_run_id: UUID) -> None:
         """Remember a task run that has ended."""
@@ -69,16 +70,18 @@ class RecordWindow:
             async with asyncio.timeout(self._patience_s):
                 await self._until_recorded(oldest)
         except TimeoutError:
-            reason = f"not recorded within {self._patience_s:g} s"
-        except Exception as error:  # noqa: BLE001  # whatever a server that is ill answers
-            reason = f"{type(error).__name__}: {error}"
-        else:
-            return
-        logger.warning("Prefect's server has lost task run %s from view: %s", oldest, reason)
-        self._ended.clear()
+            logger.warning(
+                "Prefect's server has not recorded task run %s within %g s%s",
+                oldest, self._patience_s, self._last_error,
+            )  # fmt: skip
+            self._ended.clear()
 
     async def _until_recorded(self, task_run_id: UUID) -> None:
+        self._last_error = ""
         while True:
-            if await self._look(task_run_id):
-                return
+            try:
+                if await self._look(task_run_id):
+                    return
+            except Exception as error:  # noqa: BLE001  # whatever a server that is ill answers
+                self._last_error = f" (last asked: {type(error).__name__}: {error})"
             await asyncio.sleep(self._poll_s)

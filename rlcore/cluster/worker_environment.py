@@ -14,7 +14,8 @@ waits for from running: an update of SmolLM2 on two busy cores took 5 s asleep a
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
 """Of Python's garbage collector, which begins with 700: importing torch and what stands on it makes
-millions of objects, none of them garbage, and looking through them took a fifth of the import."""
+millions of objects, none of them garbage, and looking through them took an eighth of the import
+(tests/bench/bench_imports.py)."""
 
 FOLDER_VARIABLE = "ROLLFLOW_FOLDER"
 

@@ -81,7 +81,8 @@ def served(make_site) -> dict[str, str]:
 def joined(project, served, ray_head, tmp_path_factory) -> Project:
     """The project, its trainings on one Ray cluster and one Prefect server that are there already.
 
-    For runs that are not about their start or their end: half of a tiny run's time are those two.
+    For runs that are not about their start or their end. A Ray cluster that a run starts itself
+    also shares out the host's cores (`separate_async`): such a run takes `project`.
     """
     home = tmp_path_factory.mktemp("ray")
     address = ray_head(home, project.environment(), num_cpus=8)

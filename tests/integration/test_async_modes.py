@@ -26,15 +26,15 @@ COMMON = (
 )
 
 
-def places(joined, folder):
-    """Where a run and Prefect's database lie: other tests read the joined's own one whole."""
-    return f"trainer.runs_root={joined.root / 'async'}", f"trainer.default_local_dir={folder}"
+def places(project, folder):
+    """Where a run lies, and Prefect's database if it has its own: apart from other tests' runs."""
+    return f"trainer.runs_root={project.root / 'async'}", f"trainer.default_local_dir={folder}"
 
 
-def train(joined, name, *overrides):
+def train(project, name, *overrides):
     """Run `rollflow train grpo-tiny` to its end; return the run folder."""
-    folder = joined.root / name
-    code, text = joined.run("train", "grpo-tiny", *COMMON, *places(joined, folder), *overrides)
+    folder = project.root / name
+    code, text = project.run("train", "grpo-tiny", *COMMON, *places(project, folder), *overrides)
     assert code == 0, text[-6000:]
     return folder
 
@@ -66,9 +66,10 @@ EVERY_STEP = {"colocate_async": (), "separate_async": (f"{SEPARATE}parameter_syn
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_without_a_pipeline_every_mode_is_bitwise_sync(joined, sync_run, mode):
+def test_without_a_pipeline_every_mode_is_bitwise_sync(project, sync_run, mode):
+    # On a cluster of its own, where the replicas of separate_async have cores of their own.
     run = train(
-        joined,
+        project,
         f"{mode}-0",
         *MODES[mode],
         *EVERY_STEP[mode],
