@@ -106,7 +106,7 @@ def resumed(request, joined):
         *COMMON, *MODES[mode], *INNER_STEPS[mode], *PIPELINE, *places(joined, folder)
     )  # fmt: skip
     process = joined.start("train", "grpo-tiny", *arguments)
-    family = joined.until(process, "step    3/5")
+    family = joined.until(process, "step    3/5", freeze=True)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     psutil.wait_procs(family, timeout=30)

@@ -58,7 +58,7 @@ def story(project):
     family = project.until(process, f"step    1/{STEPS}")
     (worker,) = (process for process in family if is_agent_loop_worker(process))
     worker.kill()
-    family = project.until(process, f"step    3/{STEPS}")
+    family = project.until(process, f"step    3/{STEPS}", freeze=True)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     _, alive_after_kill = psutil.wait_procs(family, timeout=30)

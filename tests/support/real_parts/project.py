@@ -1,6 +1,7 @@
 """The tiny project that runs of the integration tests work in; commands as children."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -58,13 +59,23 @@ class Project:
             text=True,
         )
 
-    def until(self, process: "subprocess.Popen[str]", beginning: str) -> list[psutil.Process]:
-        """Read the console up to a line; return the processes that then belong to the run."""
+    def until(
+        self, process: "subprocess.Popen[str]", beginning: str, *, freeze: bool = False
+    ) -> list[psutil.Process]:
+        """Read the console up to a line; return the processes that then belong to the run.
+
+        Args:
+            process: Of the command.
+            beginning: Of the line.
+            freeze: Stop the command there: a tiny step is over before its processes are listed.
+        """
         output = []
         assert process.stdout is not None
         for line in process.stdout:
             output.append(line)
             if line.startswith(beginning):
+                if freeze:
+                    process.send_signal(signal.SIGSTOP)
                 return psutil.Process(process.pid).children(recursive=True)
         pytest.fail(f"the run ended before {beginning!r}:\n" + "".join(output)[-4000:])
 
