@@ -3,6 +3,7 @@
 In Debian's headless Chromium, over the long run while it goes on. `make pages` keeps the pictures.
 """
 
+import contextlib
 import io
 import os
 import shutil
@@ -187,5 +188,14 @@ def test_the_form_of_a_deployment_describes_its_parameters_with_choices_and_boun
     (choice,) = browser.after("Truncation", "button[@aria-haspopup='listbox']")
     browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", choice)
     choice.click()
-    options = browser.find("[role='option']")
-    assert {"error", "left", "right", "middle"} <= {option.text for option in options}
+    shown = set()
+
+    def choices():
+        # The list opens by and by, and shows what is scrolled to.
+        with contextlib.suppress(StaleElementReferenceException):
+            for option in browser.find("[role='option']"):
+                browser.driver.execute_script("arguments[0].scrollIntoView()", option)
+                shown.add(option.text)
+        return {"error", "left", "right", "middle"} <= shown
+
+    browser.until("not every choice is shown", choices)
