@@ -75,14 +75,22 @@ class TaskCheckpointManager:
         return result
 
     def update_weights(self, global_steps: int) -> dict[str, Any]:
-        """Publish the trainer's weights to every replica; return bytes, seconds, version."""
-        self.last_update = self._call("update_weights", global_steps)
+        """Publish the trainer's weights to every replica; return what the plain manager does.
+
+        Those that were lost are no members any more, of the driver's manager neither.
+        """
+        # Whoever waits for the lock is to find what the call has changed: the body had a copy.
+        with self._manager.exclusive():
+            members = dict(self._manager.replicas)
+            self.last_update = self._call("update_weights", global_steps)
+            self._manager.drop_lost(members, self.last_update["lost"])
         return self.last_update
 
     def add_replicas(self, replicas: Mapping[str, Replica]) -> int | None:
         """Bring replicas to the committed version and make them members; return the version."""
-        version = self._call("add_replicas", dict(replicas))
-        self._manager.replicas.update(replicas)
+        with self._manager.exclusive():
+            version = self._call("add_replicas", dict(replicas))
+            self._manager.replicas.update(replicas)
         return version
 
     def remove_replicas(self, names: Iterable[str]) -> None:
@@ -91,19 +99,24 @@ class TaskCheckpointManager:
 
     def sleep_replicas(self) -> None:
         """Free the replicas' memory."""
-        self._call("sleep_replicas")
+        self._each("sleep_replicas", "sleep")
 
     def wake_up_replicas(self) -> None:
         """Serve again with the last committed weights."""
-        self._call("wake_up_replicas")
+        self._each("wake_up_replicas", "wake_up")
 
     def abort_replicas(self) -> None:
         """Stop all running requests; clients keep what was generated."""
-        self._call("abort_replicas")
+        self._each("abort_replicas", "abort")
 
     def resume_generation_replicas(self) -> None:
         """Let replicas that were aborted or paused serve again."""
-        self._call("resume_generation_replicas")
+        self._each("resume_generation_replicas", "resume")
+
+    def _each(self, method: str, of_replica: str) -> None:
+        with self._manager.exclusive():
+            self._call(method)
+            self._manager.was_called(of_replica)
 
 
 def _same(manager: CheckpointEngineManager) -> CheckpointEngineManager:

@@ -12,7 +12,8 @@ it, and the retry commits it.
 
 A replica that dies or hangs on the way is lost: it is killed before the commit, so that it can
 serve nothing when it comes to itself, and the others go on if `min_replicas` are left. One that is
-alive and refuses ends the update for all. Who joins is brought to the committed version first.
+alive and refuses ends the update for all. Who joins is brought to the committed version first, and
+to rest as the members do.
 """
 
 import logging
@@ -39,6 +40,11 @@ logger = logging.getLogger(__name__)
 # Imported for their registration.
 _BUILT_IN = BUILT_IN
 
+RESTS = ("abort", "sleep")
+"""Control calls whose effect lasts; a replica that joins meanwhile gets them, in this order."""
+ENDS = {"resume": "abort", "wake_up": "sleep"}
+"""Control calls that end the effect of one of RESTS."""
+
 
 class CheckpointEngineManager:
     """Publishes the trainer's weights to the replicas and controls these.
@@ -49,6 +55,8 @@ class CheckpointEngineManager:
 
     Attributes:
         replicas: The members, by name.
+        resting: Those of RESTS that are in effect. An update ends none of them, and a request that
+            wakes a sleeping replica is not heard of here: who joins then sleeps until a request.
 
     Example:
         >>> manager = CheckpointEngineManager(training, {"replica-0": client}, backend="shm")
@@ -81,6 +89,7 @@ class CheckpointEngineManager:
         """
         self.training = training
         self.replicas = dict(replicas)
+        self.resting: set[str] = set()
         self.backend = backend
         self.settings = settings or TransferSettings()
         self.min_replicas = min_replicas
@@ -127,10 +136,7 @@ class CheckpointEngineManager:
             members = dict(self.replicas)
             served = self._transact(key, meta, members, self.min_replicas)
             lost = sorted(set(members) - set(served))
-            for name in lost:
-                # Whoever watches over the replicas may have put a new one in its place.
-                if self.replicas.get(name) is members[name]:
-                    del self.replicas[name]
+            self.drop_lost(members, lost)
         seconds = time.perf_counter() - started
         result = {
             "version": meta.version,
@@ -150,7 +156,8 @@ class CheckpointEngineManager:
     def add_replicas(self, replicas: Mapping[str, Replica]) -> int | None:
         """Bring replicas to the committed version and make them members; waits for an update.
 
-        A member of the same name is replaced. The router may see them when this has returned.
+        A member of the same name is replaced. They rest as the members do: asleep or aborted. The
+        router may see them when this has returned.
 
         Returns:
             The version that they serve.
@@ -163,7 +170,13 @@ class CheckpointEngineManager:
             meta = self._committed(set(replicas)) or self.training.published_weights()
             # Only before the first update: what the trainer has now may be between two steps.
             meta = meta or self.training.publish_weights(key)
-            self._transact(key, meta, dict(replicas), len(replicas))
+            joining = dict(replicas)
+            self._transact(key, meta, joining, len(joining))
+            # After the commit, which opens the gate; nobody sends them requests yet.
+            for method in RESTS:
+                if method in self.resting:
+                    failures = _call_each(joining, lambda r, m=method: getattr(r, m)(key))
+                    _drop_lost(joining, failures, method, len(joining))
             self.replicas.update(replicas)
         logger.info("%s joined with weight version %d", ", ".join(sorted(replicas)), meta.version)
         return meta.version
@@ -176,6 +189,26 @@ class CheckpointEngineManager:
         with self._lock:
             for name in names:
                 self.replicas.pop(name, None)
+
+    def drop_lost(self, members: Mapping[str, Replica], lost: Iterable[str]) -> None:
+        """Let replicas that were killed in an update be members no more.
+
+        Args:
+            members: Who took part in the update.
+            lost: Names of those that were killed.
+        """
+        with self._lock:
+            for name in lost:
+                # Whoever watches over the replicas may have put a new one in its place.
+                if self.replicas.get(name) is members[name]:
+                    del self.replicas[name]
+
+    def was_called(self, method: str) -> None:
+        """Remember what a control call leaves behind, for replicas that join later."""
+        with self._lock:
+            if method in RESTS:
+                self.resting.add(method)
+            self.resting.discard(ENDS.get(method, ""))
 
     def sleep_replicas(self) -> None:
         """Free the replicas' memory; a request wakes one with the last committed weights."""
@@ -201,11 +234,15 @@ class CheckpointEngineManager:
     def _each(self, method: str) -> None:
         """Call every replica at once, wait for all, raise the first failure.
 
-        One that is dead or hangs is killed: it serves nothing, whatever it was asked for.
+        One that is dead or hangs is killed: it serves nothing, whatever it was asked for. It stays
+        a member, for the next update to count as lost, unless another takes its place before.
         """
-        key, left = self._key(), dict(self.replicas)
-        failures = _call_each(left, lambda r: getattr(r, method)(key))
-        _drop_lost(left, failures, method, 0)
+        key = self._key()
+        with self._lock:
+            left = dict(self.replicas)
+            failures = _call_each(left, lambda r: getattr(r, method)(key))
+            _drop_lost(left, failures, method, 0)
+            self.was_called(method)
 
     def _transact(
         self, key: CallKey, meta: WeightMeta, members: dict[str, Replica], min_replicas: int

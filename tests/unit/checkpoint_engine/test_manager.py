@@ -151,6 +151,33 @@ def test_who_joins_gets_what_the_others_serve_not_what_the_trainer_has(source, r
     assert set(manager.replicas) == {"replica-1", "replica-2"}
 
 
+def test_who_joins_rests_as_the_members_do(source, replicas):
+    manager = CheckpointEngineManager(source, replicas).with_key(KEY)
+    brought_up = ["prepare_weights", "load_weights", "commit_weights"]
+    manager.update_weights(0)
+    manager.sleep_replicas()
+    manager.abort_replicas()
+    # From a copy, as in an executor.
+    manager = pickle.loads(pickle.dumps(manager))
+    joined: list[list[str]] = []
+    for end in ("wake_up_replicas", "resume_generation_replicas", "update_weights"):
+        joining = FakeReplica()
+        manager.add_replicas({f"after {len(joined)}": joining})
+        joined.append(joining.calls[:])
+        getattr(manager, end)(*([1] if end == "update_weights" else []))
+    assert joined == [[*brought_up, "abort", "sleep"], [*brought_up, "abort"], brought_up]
+
+
+def test_who_cannot_be_put_to_rest_does_not_join(source, replicas):
+    manager = CheckpointEngineManager(source, replicas).with_key(KEY)
+    manager.sleep_replicas()
+    joining = FakeReplica()
+    joining.fail_on = "sleep"
+    with pytest.raises(TransientError, match="sleep failed"):
+        manager.add_replicas({"replica-2": joining})
+    assert set(manager.replicas) == {"replica-0", "replica-1"}
+
+
 def test_misuse_is_refused(source, replicas):
     with pytest.raises(
         ConfigError, match=r"unknown checkpoint engine 'nccl'; known: .*gloo, mooncake, naive, shm"
