@@ -39,7 +39,10 @@ from tasks.weights import TaskCheckpointManager
 logger = logging.getLogger(__name__)
 
 HOOK_FACTOR = 5
-"""A hook may take this many deadlines of `update_weights`, which has three retries."""
+"""A hook's own work may take this many deadlines of `update_weights`. Its calls on the checkpoint
+manager are not counted: each has a deadline, retries and the waits between them of its own."""
+CALL_POLL_S = 0.1
+"""How often a hook is looked at whose own time is nearly over, while one of its calls runs."""
 
 STEP_METRICS = "step_metrics"
 """Where the trainer's state holds what a checkpoint knows of its step's report."""
@@ -93,7 +96,10 @@ class ActiveRun:
         mode = config.trainer.v1.trainer_mode
         self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)
         self._manager = TaskCheckpointManager(
-            cluster.checkpoint_manager, key=self.manager_key, deadlines=self.deadlines
+            cluster.checkpoint_manager,
+            key=self.manager_key,
+            deadlines=self.deadlines,
+            start_s=config.deadlines.start,
         )
         self.trainer.checkpoint_manager = self._manager
         self.reporter = Reporter(
@@ -148,17 +154,20 @@ class ActiveRun:
         Raises:
             DeadlineExceededError: it hangs; the thread does not keep the process alive.
         """
-        began = time.monotonic()
+        began, clock = time.monotonic(), self._manager.clock
+        in_calls_before_s = clock.seconds()
         waiting = asyncio.wrap_future(self._hooks.submit(getattr(self.trainer, name)))
-        # Its phases' deadlines and retries lie within; this one is for a hook that hangs itself.
         deadline_s = HOOK_FACTOR * self.deadlines.for_phase("update_weights")
         try:
-            await asyncio.wait({waiting}, timeout=deadline_s)
-            if not waiting.done():
-                raise DeadlineExceededError(
-                    f"hook {name} of {type(self.trainer).__name__} did not return within "
-                    f"{deadline_s:g} s (step {self.trainer.global_steps})"
-                )
+            while not waiting.done():
+                in_calls_s = clock.seconds() - in_calls_before_s
+                left_s = deadline_s - (time.monotonic() - began - in_calls_s)
+                if left_s <= 0:
+                    raise DeadlineExceededError(
+                        f"hook {name} of {type(self.trainer).__name__} did not return within "
+                        f"{deadline_s:g} s (step {self.trainer.global_steps})"
+                    )
+                await asyncio.wait({waiting}, timeout=max(left_s, CALL_POLL_S))
             waiting.result()
         finally:
             waiting.cancel()  # whatever comes of it later, nobody waits for it

@@ -1,7 +1,10 @@
 """The weight manager that hooks see: each call is a retriable Prefect task on the step's page."""
 
+import math
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from prefect import Task
@@ -10,9 +13,10 @@ from prefect.cache_policies import NO_CACHE
 from rlcore.checkpoint_engine.base import Replica
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.cluster.executor import require_executor
+from rlcore.rollout.health import HealthLimits
 from rlcore.types import CallKey
 from tasks.deadlines import PhaseDeadlines
-from tasks.retry import PHASE_OPTIONS, PhaseOptions
+from tasks.retry import PHASE_OPTIONS, PHASE_RETRY_DELAYS_S, PhaseOptions
 
 
 def manager_body(
@@ -23,14 +27,33 @@ def manager_body(
     return getattr(manager.with_key(key), method)(*args)
 
 
-MANAGER_RETRY_DELAYS_S: list[float] = [1, 4, 16, 32, 64]
-"""Long enough for a replica that was lost to be started again."""
+LONGEST_DELAY_S = 30.0
+"""Between two tries: a replica that is back is used soon."""
+MAX_LONG_DELAYS = 40
+"""Prefect takes 50 delays in all; a start that may last longer makes them longer."""
 
-manager_options: PhaseOptions = {
-    **PHASE_OPTIONS,
-    "retries": len(MANAGER_RETRY_DELAYS_S),
-    "retry_delay_seconds": MANAGER_RETRY_DELAYS_S,
-}
+
+def manager_options(start_s: float) -> PhaseOptions:
+    """Return the options of a call that waits, if it has to, until a lost replica is replaced.
+
+    The tries go on for as long as the watch over replicas takes to notice a loss and then gives
+    the new one to load its model. Without jitter, which might shorten that: nobody else calls.
+
+    Args:
+        start_s: `deadlines.start`.
+    """
+    watch = HealthLimits()
+    wanted_s = start_s + watch.check_every_s + watch.answer_s
+    longest_s = max(LONGEST_DELAY_S, wanted_s / MAX_LONG_DELAYS)
+    delays = list(PHASE_RETRY_DELAYS_S)
+    delays += [longest_s] * math.ceil(max(0.0, wanted_s - sum(delays)) / longest_s)
+    return {
+        **PHASE_OPTIONS,
+        "retries": len(delays),
+        "retry_delay_seconds": delays,
+        "retry_jitter_factor": 0.0,
+    }
+
 
 manager_call = Task(
     manager_body,
@@ -38,14 +61,49 @@ manager_call = Task(
     task_run_name="step-{key.global_step:04d}/{method}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    **manager_options,
+    **PHASE_OPTIONS,
 )
+"""Each call sets its name, deadline and `manager_options`."""
+
+
+class CallClock:
+    """Measures how long calls are under way: a hook is not charged for them.
+
+    Calls do not overlap: one thread runs the hooks.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before_s = 0.0
+        self._since: float | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of the block."""
+        with self._lock:
+            self._since = began = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._since = None
+                self._before_s += time.monotonic() - began
+
+    def seconds(self) -> float:
+        """Return the time of all calls so far, of one that is under way, too."""
+        with self._lock:
+            now_s = 0.0 if self._since is None else time.monotonic() - self._since
+            return self._before_s + now_s
 
 
 class TaskCheckpointManager:
     """Has verl's method names; called from a hook, in the hooks' thread, it waits for the task.
 
     Pickles as the plain manager, so that the copy of the trainer in an executor holds that one.
+
+    Attributes:
+        last_update: What the last update returned.
+        clock: How long calls took, tries and the waits between them included.
     """
 
     def __init__(
@@ -54,21 +112,32 @@ class TaskCheckpointManager:
         *,
         key: Callable[[str], CallKey],
         deadlines: PhaseDeadlines,
+        start_s: float,
     ) -> None:
+        """Take a manager.
+
+        Args:
+            manager: The plain one.
+            key: Names the caller of a phase.
+            deadlines: Of the phases.
+            start_s: For a replica to start, within which a lost one is replaced.
+        """
         self._manager = manager
         self._key = key
         self._deadlines = deadlines
+        self._options = manager_options(start_s)
         self.last_update: dict[str, Any] = {}
+        self.clock = CallClock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _same, (self._manager,)
 
     def _call(self, method: str, *args: Any) -> Any:
         deadline_s = self._deadlines.for_phase("update_weights")
-        call = manager_call.with_options(name=method, timeout_seconds=deadline_s)
+        call = manager_call.with_options(name=method, timeout_seconds=deadline_s, **self._options)
         began = time.monotonic()
         # Against whoever brings a restarted replica up: the body works on a copy of the manager.
-        with self._manager.exclusive():
+        with self._manager.exclusive(), self.clock.running():
             result = call.submit(self._manager, method, self._key(method), args).result()
         if method == "update_weights":
             self._deadlines.record(method, time.monotonic() - began)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextvars import ContextVar
 
 import pytest
@@ -38,6 +39,31 @@ def test_what_a_hook_raises_is_raised_as_it_is(make_run):
     # A TimeoutError, too: it is not the hook's own deadline.
     with pytest.raises(PhaseTimeoutError, match="update_weights is overdue"):
         hook(make_run(), fails)
+
+
+def test_a_hooks_calls_on_the_manager_are_not_charged_to_it_but_its_own_time_is(make_run):
+    run = make_run()
+    run.deadlines.for_phase = lambda _: 0.1  # 0.5 s for the hook
+    done = []
+
+    def calls():
+        for _ in range(2):
+            with run._manager.clock.running():
+                time.sleep(0.6)
+        done.append(True)
+
+    hook(run, calls)
+    assert done == [True]
+
+    def hangs_after_a_call():
+        with run._manager.clock.running():
+            time.sleep(0.6)
+        time.sleep(5)
+
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceededError, match=r"did not return within 0\.5 s"):
+        hook(run, hangs_after_a_call)
+    assert 1.1 <= time.monotonic() - began < 4
 
 
 def test_a_daemon_threads_errors_and_results_reach_its_future():

@@ -10,7 +10,7 @@ from rlcore.testing.replicas import FakeReplica
 from rlcore.testing.weight_source import WeightSource
 from rlcore.types import CallKey
 from tasks.deadlines import PhaseDeadlines
-from tasks.weights import TaskCheckpointManager
+from tasks.weights import TaskCheckpointManager, manager_call, manager_options
 
 
 def key(phase: str) -> CallKey:
@@ -40,7 +40,9 @@ def plain(tmp_path) -> CheckpointEngineManager:
 
 @pytest.fixture
 def manager(plain) -> OnACopy:
-    return OnACopy(plain, key=key, deadlines=PhaseDeadlines(load_config("grpo-tiny", {})))
+    return OnACopy(
+        plain, key=key, deadlines=PhaseDeadlines(load_config("grpo-tiny", {})), start_s=300.0
+    )
 
 
 def test_a_replica_that_an_update_lost_is_no_member_of_the_drivers_manager(plain, manager):
@@ -65,3 +67,15 @@ def test_the_driver_knows_how_replicas_rest(plain, manager):
         getattr(manager, method)()
         seen.append(set(plain.resting))
     assert seen == [set(), {"abort"}, {"abort", "sleep"}, {"abort"}, set()]
+
+
+@pytest.mark.parametrize("start_s", [0.1, 60.0, 300.0, 7200.0])
+def test_calls_are_tried_until_a_lost_replica_had_its_time_to_start(start_s):
+    options = manager_options(start_s)
+    delays = options["retry_delay_seconds"]
+    assert delays[:3] == [1, 4, 16]
+    assert options["retry_jitter_factor"] == 0
+    assert options["retries"] == len(delays)
+    # 12 s until the watch over replicas has noticed the loss; and not much longer.
+    assert max(21, start_s + 12) <= sum(delays) < max(22, start_s + 12 + max(delays))
+    assert manager_call.with_options(**options).retry_delay_seconds == delays
