@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rlcore.checkpoint_engine.base import Replica
 from rlcore.checkpoint_engine.manager import CheckpointEngineManager
-from rlcore.errors import ReplicaDiedError, RLCoreError, TransientError
+from rlcore.errors import ReplicaDiedError, TransientError
 from rlcore.rollout.health import HealthLimits, Losses, ReplicaHealth
 from rlcore.types import CallKey
 
@@ -83,7 +83,7 @@ class ReplicaSupervisor:
         self._losses = Losses(self._limits)
         self._since = dict.fromkeys(replicas, time.monotonic())
         self._starting: dict[str, SupervisedReplica] = {}
-        self._failure: RLCoreError | None = None
+        self._failure: Exception | None = None
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -116,6 +116,7 @@ class ReplicaSupervisor:
         Raises:
             ReplicaDiedError: it was tried `max_restarts` times, or is lost again and again.
             ConfigError: the configuration does not let it.
+            Exception: whatever else ended a watch or a restart.
         """
         if self._failure is not None:
             raise self._failure
@@ -132,8 +133,11 @@ class ReplicaSupervisor:
                 self._take_out(name, replica, reason)
 
     def _watch(self) -> None:
-        while not self._stopping.wait(self._limits.check_every_s):
-            self.check()
+        try:
+            while not self._stopping.wait(self._limits.check_every_s):
+                self.check()
+        except Exception as error:  # noqa: BLE001  it is raised by raise_if_failed
+            self._fail("the watch over replicas", error)
 
     def _ask(self, name: str, replica: SupervisedReplica) -> str:
         try:
@@ -156,7 +160,20 @@ class ReplicaSupervisor:
         if not hopeless:
             self._in_thread(lambda: self._replace(name), f"restart of {name}")
 
+    def _fail(self, what: str, error: Exception) -> None:
+        """Let the run end with an error that nothing here can mend, rather than nobody watch."""
+        if self._stopping.is_set():
+            return  # whatever it worked with has ended
+        self._failure = error
+        logger.error("%s ended: %r", what, error, exc_info=error)
+
     def _replace(self, name: str) -> None:
+        try:
+            self._try_to_replace(name)
+        except Exception as error:  # noqa: BLE001  it is raised by raise_if_failed
+            self._fail(f"the restart of {name}", error)
+
+    def _try_to_replace(self, name: str) -> None:
         delay_s, last = self._limits.backoff_s, "none"
         for number in range(1, self._limits.max_restarts + 1):
             try:
@@ -164,9 +181,6 @@ class ReplicaSupervisor:
             except TransientError as error:
                 logger.warning("start %d of %s failed: %s", number, name, error)
                 last = str(error)
-            except RLCoreError as error:
-                self._failure = error
-                return
             else:
                 return
             if self._stopping.wait(delay_s):

@@ -18,6 +18,7 @@ engine thread) can be judged only side by side.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -35,6 +36,7 @@ from rlcore.errors import (
     ReplicaBusyError,
     RLCoreError,
     RolloutError,
+    TransientError,
 )
 from rlcore.fencing import Fence
 from rlcore.rollout.engine import Engine, EngineRequest
@@ -127,10 +129,10 @@ class LLMServer:
         self._drains: list[_Waiter] = []
         self._update = WeightUpdate(name)
         self._wake = threading.Condition()
-        self._commands: deque[tuple[Callable[[Engine], Any], _Waiter]] = deque()
+        self._commands: deque[tuple[Callable[[Engine], Any], _Waiter, str]] = deque()
         self._parked: deque[_Pending] = deque()
         self._running: dict[str, _Pending] = {}
-        self._last_step = time.monotonic()
+        self._last_step = self._last_rest = time.monotonic()
         self._broken_by: list[str] = []
         self._thread = threading.Thread(target=self._run, name=f"{name} engine", daemon=True)
         self._thread.start()
@@ -288,7 +290,9 @@ class LLMServer:
             "parked": len(self._parked),
             "slots": None if engine is None else engine.max_num_seqs,
             "num_tokens": 0 if engine is None else engine.num_tokens,
-            "last_step_age_s": time.monotonic() - self._last_step,
+            # Since the last step that it made or could not make: an engine that was asleep,
+            # paused or without a request for an hour has not been silent.
+            "last_step_age_s": time.monotonic() - max(self._last_step, self._last_rest),
         }
 
     def _computing(self, engine: Engine | None) -> list[str]:
@@ -343,7 +347,7 @@ class LLMServer:
         waiter = _Waiter()
         with self._wake:
             self._raise_if_dead()
-            self._commands.append((action, waiter))
+            self._commands.append((action, waiter, what))
             self._wake.notify()
         return await self._within(waiter, deadline_s or self._deadlines.control_s, what)
 
@@ -366,7 +370,8 @@ class LLMServer:
             if pending in self._parked:
                 self._parked.remove(pending)
             elif self._running.get(request_id) is pending and self._error is None:
-                self._commands.append((lambda e: self._end(e, request_id), pending.done))
+                action = functools.partial(self._end, request_id=request_id)
+                self._commands.append((action, pending.done, f"the end of request {request_id}"))
                 self._wake.notify()
 
     # Engine thread
@@ -385,12 +390,14 @@ class LLMServer:
     def _turn(self, engine: Engine) -> None:
         """Take up the commands, admit, do one step."""
         with self._wake:
-            if not (self._commands or self._may_step(engine)):
-                self._wake.wait(timeout=1.0)
+            if not self._may_step(engine):
+                if not self._commands:
+                    self._wake.wait(timeout=1.0)
+                self._last_rest = time.monotonic()  # up to here, and waking up may take a while
             commands = list(self._commands)
             self._commands.clear()
-        for action, waiter in commands:
-            self._take_up(engine, action, waiter)
+        for action, waiter, what in commands:
+            self._take_up(engine, action, waiter, what)
         self._admit(engine)
         self._settle_drains()
         if not self._may_step(engine):
@@ -405,14 +412,21 @@ class LLMServer:
             return False
         return bool(self._running) or (bool(self._parked) and not self._drains)
 
-    def _take_up(self, engine: Engine, action: Callable[[Engine], Any], waiter: _Waiter) -> None:
+    def _take_up(
+        self, engine: Engine, action: Callable[[Engine], Any], waiter: _Waiter, what: str
+    ) -> None:
         try:
             result = action(engine)
+        except RLCoreError as error:
+            waiter.set_exception(error)  # a refused call is its caller's affair
+        except OSError as error:
+            waiter.set_exception(TransientError(f"{self.name}: {what} failed: {error!r}"))
         except Exception as error:
-            waiter.set_exception(error)
-            # A refused call is its caller's affair; anything else ends the engine.
-            if not isinstance(error, (RLCoreError, OSError)):
-                raise
+            # Ends the engine. An error of ours: what else an engine raises nobody would retry.
+            waiter.set_exception(
+                ActorUnavailableError(f"{self.name} is dead: {what} failed: {error!r}")
+            )
+            raise
         else:
             waiter.set_result(result)
 
@@ -490,7 +504,7 @@ class LLMServer:
     def _fail_all(self) -> None:
         with self._wake:
             self._stopping = True
-            waiters = [w for _, w in self._commands] + self._drains
+            waiters = [waiter for _, waiter, _ in self._commands] + self._drains
             for pending in (*self._parked, *self._running.values()):
                 waiters += [pending.admitted, pending.done]
             self._commands.clear()

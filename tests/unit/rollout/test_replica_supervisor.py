@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,17 @@ from rlcore.checkpoint_engine.segment import write_tensors
 from rlcore.cluster.replica_supervisor import ReplicaSupervisor
 from rlcore.errors import ActorUnavailableError, ConfigError, ReplicaDiedError, TransientError
 from rlcore.rollout.health import HealthLimits
-from rlcore.testing.replica_process import BREAKS, Fault, ReplicaProcess, start_replica_process
+from rlcore.testing.replica_process import (
+    BREAKS,
+    Fault,
+    ReplicaProcess,
+    TensorSpec,
+    start_replica_process,
+)
+from rlcore.testing.replicas import FakeReplica
 from rlcore.types import CallKey, WeightMeta
 
-SPECS = [("w", "float32", (1000,), None)]
+SPECS: list[TensorSpec] = [("w", "float32", (1000,), None)]
 LIMITS = HealthLimits(
     check_every_s=0.1, answer_s=1.0, max_misses=2, start_s=60, max_restarts=3, backoff_s=0.01
 )
@@ -152,3 +160,37 @@ def test_a_user_error_is_not_tried_again(tmp_path_factory):
     with pytest.raises(ConfigError, match="no such model"):
         fleet.supervisor.raise_if_failed()
     fleet.supervisor.stop()
+
+
+def test_an_error_that_nobody_foresaw_ends_the_run_not_the_restart_alone(tmp_path_factory):
+    def fails(name: str) -> ReplicaProcess:
+        raise KeyError("cores")
+
+    fleet = Fleet(tmp_path_factory.mktemp("f"), start=fails)
+    fleet.replicas["a"].kill()
+    fleet.supervisor.check()
+    fleet.until(lambda: fleet.supervisor._failure is not None)
+    with pytest.raises(KeyError, match="cores"):
+        fleet.supervisor.raise_if_failed()
+    fleet.supervisor.stop()
+
+
+def test_an_error_that_nobody_foresaw_ends_the_run_not_the_watch_alone(tmp_path):
+    class Odd(FakeReplica):
+        def health(self, deadline_s: float) -> dict[str, Any]:
+            raise AssertionError("an answer that cannot be read")
+
+        def wait_ready(self, deadline_s: float) -> None:
+            pass
+
+    manager = CheckpointEngineManager(Source(tmp_path / "w"), {})
+    supervisor = ReplicaSupervisor(
+        manager, {"a": Odd()}, start=lambda _: Odd(), key=key, limits=LIMITS
+    )
+    supervisor.start()
+    ends = time.monotonic() + 20
+    while supervisor._failure is None and time.monotonic() < ends:
+        time.sleep(0.02)
+    with pytest.raises(AssertionError, match="cannot be read"):
+        supervisor.raise_if_failed()
+    supervisor.stop()

@@ -13,6 +13,7 @@ from rlcore.errors import (
     FencedError,
     ReplicaBusyError,
     RolloutError,
+    TransientError,
     WeightSyncError,
 )
 from rlcore.rollout.server import LLMServer, ServerDeadlines
@@ -346,6 +347,85 @@ def test_a_failing_engine_fails_everybody_with_its_reason():
                 await call
 
     _serve(scenario, ScriptedEngine(fail_at_step=5))
+
+
+class Breaks(ScriptedEngine):
+    """Raises in the calls of the control lane."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def stage_weights(self, meta):
+        raise self.error
+
+    def release_cache(self):
+        raise self.error
+
+    def partial(self, request_id):
+        raise self.error
+
+
+@pytest.mark.parametrize("what", ["load_weights", "sleep", "partial"])
+def test_an_engine_that_breaks_in_a_control_call_is_unavailable(what):
+    async def scenario(server, engine):
+        running: list[asyncio.Task] = []
+        if what == "load_weights":
+            await server.prepare_weights(_key(), 1)
+            call = server.load_weights(_key(), _meta(1))
+        elif what == "sleep":
+            call = server.sleep(_key())
+        else:
+            running.append(asyncio.create_task(server.generate("a", [1], _params(LONG))))
+            while (await server.health())["in_flight"] == 0:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.001)
+            call = server.partial("a")
+        with pytest.raises(
+            ActorUnavailableError,
+            match=rf"replica 0 is dead: {what} failed: KeyError\('embed'\)",
+        ):
+            await call
+        while server.state != "dead":  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+        for task in running:
+            with pytest.raises(ActorUnavailableError, match="replica 0 is dead: KeyError"):
+                await task
+
+    _serve(scenario, Breaks(KeyError("embed")))
+
+
+def test_an_error_of_the_system_in_a_control_call_may_pass_and_the_engine_lives():
+    async def scenario(server, engine):
+        with pytest.raises(TransientError, match=r"replica 0: sleep failed: OSError\(28, 'full'\)"):
+            await server.sleep(_key())
+        assert (await server.generate("a", [1], _params())).stop_reason == "length"
+
+    _serve(scenario, Breaks(OSError(28, "full")))
+
+
+def test_an_engine_that_was_asleep_is_not_taken_for_a_silent_one_when_it_wakes():
+    """Waking up takes as long as the test wants; a request is in flight meanwhile."""
+    wakes = threading.Event()
+
+    class Slow(ScriptedEngine):
+        def restore_cache(self):
+            assert wakes.wait(20)
+            super().restore_cache()
+
+    async def scenario(server, engine):
+        await server.sleep(_key())
+        await asyncio.sleep(1.5)
+        task = asyncio.create_task(server.generate("a", [1], _params()))
+        while (health := await server.health())["in_flight"] == 0:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+        assert health["last_step_age_s"] < 1.0
+        # But one that hangs there is.
+        await asyncio.sleep(0.5)
+        assert (await server.health())["last_step_age_s"] >= 0.5
+        wakes.set()
+        await task
+
+    _serve(scenario, Slow())
 
 
 def test_an_engine_that_cannot_be_built_is_reported():
