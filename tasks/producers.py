@@ -96,7 +96,7 @@ class Supervisor:
         began = reported = time.monotonic()
         while not await self._stopped_within(self._times.poll_s):
             status = await worker.status(deadlines.queue)
-            await self._tell_replicas(worker)
+            await self._tell_replicas(worker, set(status.in_flight))
             if time.monotonic() - reported >= self._times.report_every_s:
                 reported = time.monotonic()
                 self._log.info("%s", status.line())
@@ -112,14 +112,21 @@ class Supervisor:
             return False
         return True
 
-    async def _tell_replicas(self, worker: AgentLoopWorkerHandle) -> None:
+    async def _tell_replicas(self, worker: AgentLoopWorkerHandle, known: set[str]) -> None:
         """Let the worker know which replicas serve, if these are others than before.
+
+        Or others than it sends requests to: a worker leaves out one that failed it, which may be
+        there all the same.
+
+        Args:
+            worker: Whom to tell.
+            known: Names of those that the worker sends requests to.
 
         Raises:
             ReplicaDiedError: one was lost and could not be replaced.
         """
         serving = self._run.cluster.serving()
-        if serving != self._told:
+        if serving != self._told or serving.keys() != known:
             await worker.set_replicas(serving, self._run.config.deadlines.queue)
             self._told = serving
 

@@ -23,6 +23,12 @@ class RayReplica:
         self.handle = handle
         self.name = name
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RayReplica) and self.handle == other.handle
+
+    def __hash__(self) -> int:
+        return hash(self.handle)
+
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> TokenOutput:

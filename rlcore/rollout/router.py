@@ -19,7 +19,8 @@ STICKY_SIZE = 10_000
 class ReplicaHandle(Protocol):
     """What the client needs of a replica; rlcore/cluster wraps Ray handles into it.
 
-    A call raises ActorUnavailableError when the replica's process died or does not answer.
+    A call raises ActorUnavailableError when the replica's process died or does not answer. Two that
+    reach the same process are equal.
     """
 
     async def generate(
@@ -100,11 +101,12 @@ class Router:
         self._replicas.pop(name, None)
 
     def replace_all(self, replicas: Mapping[str, ReplicaHandle]) -> None:
-        """Let exactly these replicas serve."""
+        """Let exactly these replicas serve; one that serves already keeps what it has in flight."""
         for name in set(self._replicas) - set(replicas):
             self.remove(name)
         for name, replica in replicas.items():
-            self.add(name, replica)
+            if self._replicas.get(name) != replica:
+                self.add(name, replica)
 
     @asynccontextmanager
     async def acquire(self, routing_key: str) -> AsyncIterator[tuple[str, ReplicaHandle]]:

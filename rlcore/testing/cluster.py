@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.agent_loop.worker import WorkerStatus
@@ -18,6 +18,7 @@ class FakeWorker:
         lives: How many answers of `status` it lives to give; None: for ever.
         fails_to_start: What `ready` raises.
         drain_s: How long its prompts take to end.
+        replicas: Names of those that it sends requests to.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class FakeWorker:
         lives: int | None = None,
         fails_to_start: Exception | None = None,
         drain_s: float = 0.0,
+        replicas: Sequence[str] = (),
     ) -> None:
         self.worker_id = worker_id
+        self._replicas = list(replicas)
         self._calls = calls
         self._lives = lives
         self._fails_to_start = fails_to_start
@@ -55,8 +58,15 @@ class FakeWorker:
         self._num_answers += 1
         return WorkerStatus(
             worker_id=self.worker_id, active_prompts=0, active_sessions=0, claimed=0, finished=0,
-            failed=0, failed_sessions=0, tokens=self._num_answers, tokens_per_s=0.0, in_flight={},
+            failed=0, failed_sessions=0, tokens=self._num_answers, tokens_per_s=0.0,
+            in_flight=dict.fromkeys(self._replicas, 0),
         )  # fmt: skip
+
+    async def set_replicas(self, replicas: Mapping[str, Any], deadline_s: float) -> None:
+        """Hear who serves."""
+        del deadline_s
+        self._calls.add(f"{self.worker_id} hears of {', '.join(replicas.values())}")
+        self._replicas = list(replicas)
 
     async def stop(self, deadline_s: float) -> dict[str, float]:
         """Drain.
@@ -118,6 +128,7 @@ class FakeCluster:
         ledger_failures: What the ledger raises first.
 
     Attributes:
+        replicas: Those that serve: name to whatever stands for the handle.
         calls: What was called on workers and ledger.
     """
 
@@ -129,15 +140,16 @@ class FakeCluster:
     ) -> None:
         self.calls = CallLog()
         self.ledger = FakeWorkerLedger(self.calls, ledger_failures)
+        self.replicas: dict[str, str] = {}
         self._lost = lost
         self._scripts = list(workers)
         self._num_workers = 0
 
     def serving(self) -> dict[str, Any]:
-        """Return the replicas that serve: none that a worker has to hear of."""
+        """Return the replicas that serve."""
         if self._lost is not None:
             raise self._lost
-        return {}
+        return dict(self.replicas)
 
     def begin_end(self) -> None:
         """Hear that the run was cancelled."""
@@ -148,4 +160,5 @@ class FakeCluster:
         del index
         self._num_workers += 1
         script = self._scripts.pop(0) if self._scripts else {}
+        script = {"replicas": list(self.replicas), **script}
         return FakeWorker(f"w{self._num_workers}", self.calls, **script)

@@ -133,6 +133,45 @@ def test_a_worker_that_dies_of_lost_replicas_is_not_restarted():
     assert cluster.calls.names == ["ready w1", "kill w1"]
 
 
+def test_a_worker_hears_of_a_replica_that_another_took_the_place_of():
+    cluster = FakeCluster()
+    cluster.replicas = {"r0": "one", "r1": "two"}
+    steps = [("w1 hears of one, two", "three"), ("w1 hears of one, three", None)]
+
+    def until():
+        while steps and steps[0][0] in cluster.calls.names:
+            _, new = steps.pop(0)
+            if new is not None:
+                cluster.replicas = {"r0": "one", "r1": new}
+        return not steps
+
+    supervise(Run(cluster), until=until)
+    assert cluster.calls.names[:3] == ["ready w1", "w1 hears of one, two", "w1 hears of one, three"]
+
+
+def test_a_worker_that_leaves_a_replica_out_hears_that_it_serves():
+    """The replica failed one request of the worker, and the watch over replicas finds it well."""
+    cluster = FakeCluster()
+    cluster.replicas = {"r0": "one", "r1": "two"}
+    worker = cluster.new_agent_loop_worker(0)
+    cluster.new_agent_loop_worker = lambda index: worker
+    steps = ["leave out", "heard"]
+
+    def until():
+        heard = cluster.calls.names.count("w1 hears of one, two")
+        if heard == 1 and steps[0] == "leave out":
+            steps.pop(0)
+            worker._replicas = ["r0"]
+        return heard == 2
+
+    supervise(Run(cluster), until=until)
+    assert worker._replicas == ["r0", "r1"]
+    # It is told once, not at every look.
+    assert cluster.calls.names == [
+        "ready w1", "w1 hears of one, two", "w1 hears of one, two", "stop w1 within 5", "kill w1",
+    ]  # fmt: skip
+
+
 def test_a_ledger_that_is_started_anew_is_asked_again():
     failures = [
         ActorUnavailableError("ledger.release_worker: the actor's process is gone"),

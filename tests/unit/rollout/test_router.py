@@ -3,6 +3,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from rlcore.cluster.ray_replica import RayReplica
 from rlcore.errors import ActorUnavailableError
 from rlcore.rollout.router import Router
 from rlcore.testing.rollout import CountingReplica
@@ -91,5 +92,20 @@ def test_a_request_waits_for_a_replica_to_join_and_says_so_when_none_does():
         router.remove("gone")
         with pytest.raises(ActorUnavailableError, match="none serves; known so far: gone"):
             await hold(stack, router, "s")
+
+    asyncio.run(run())
+
+
+def test_who_hears_of_the_same_replicas_again_forgets_nothing_of_them():
+    async def run():
+        router = Router({name: RayReplica(f"actor {name}", name) for name in "ab"}, load_cap=0)
+        async with AsyncExitStack() as stack:
+            assert [await hold(stack, router, f"key-{i}") for i in range(3)] == ["a", "b", "a"]
+            # The same actors in new wrappers, but for b.
+            handles = {"a": "actor a", "b": "another actor", "c": "actor c"}
+            router.replace_all({n: RayReplica(handle, n) for n, handle in handles.items()})
+            assert router.in_flight == {"a": 2, "b": 0, "c": 0}
+            assert await hold(stack, router, "key-3") == "b"
+        assert router.in_flight == {"a": 0, "b": 0, "c": 0}
 
     asyncio.run(run())
