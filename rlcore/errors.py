@@ -28,6 +28,7 @@
     - ReplicaBusyError                    an LLM server has requests in flight
     - ReplicaDiedError                    an LLM server died
     - ActorUnavailableError               a collaborator's process died or does not answer
+      . NoReplicaError                    no LLM server serves
   x RankDisagreementError (RuntimeError)  ranks of a training group are at different steps
 
 Every class takes one message only, so that it survives pickling through Ray and Prefect.
@@ -149,6 +150,10 @@ class ReplicaDiedError(TransientError):
 
 class ActorUnavailableError(TransientError):
     """A collaborator's process died or does not answer."""
+
+
+class NoReplicaError(ActorUnavailableError):
+    """No LLM server serves, and none has come back in time; nothing that was asked is to blame."""
 
 
 class RankDisagreementError(RLCoreError, RuntimeError):

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 from prefect.exceptions import TerminationSignal
 
 from rlcore.cluster.agent_loop_worker import AgentLoopWorkerHandle
-from rlcore.errors import ActorUnavailableError, DeadlineExceededError, RolloutError
+from rlcore.errors import (
+    ActorUnavailableError,
+    DeadlineExceededError,
+    NoReplicaError,
+    RolloutError,
+)
 
 if TYPE_CHECKING:
     from tasks.active_run import ActiveRun
@@ -135,24 +140,30 @@ class Supervisor:
         self._log.warning("agent loop worker %d died: %s", self._index, error)
         # Whose replicas are lost for good dies as well, and so would the next one: name the cause.
         self._run.cluster.serving()
-        await self._release(worker)
+        # Prompts that wait for a replica are not what ended the worker.
+        await self._release(worker, is_blameless=isinstance(error, NoReplicaError))
         if self._restarts > MAX_RESTARTS:
             raise ActorUnavailableError(
                 f"agent loop worker {self._index} died {self._restarts} times; last: {error}"
             ) from error
         await self._stopped_within(self._times.backoff_s * 2 ** (self._restarts - 1))
 
-    async def _release(self, worker: AgentLoopWorkerHandle) -> None:
+    async def _release(self, worker: AgentLoopWorkerHandle, *, is_blameless: bool) -> None:
         """Return the dead worker's prompts to pending, waiting for a ledger that is started anew.
+
+        Args:
+            worker: The dead one.
+            is_blameless: Whether these claims do not count against its prompts.
 
         Raises:
             ActorUnavailableError: it did not answer within `deadlines.start`.
         """
         deadline_s = self._run.config.deadlines.start
         ends = time.monotonic() + deadline_s
+        release = self._run.cluster.ledger.release_worker
         while True:
             try:
-                await asyncio.to_thread(self._run.cluster.ledger.release_worker, worker.worker_id)
+                await asyncio.to_thread(release, worker.worker_id, is_blameless)
             except (ActorUnavailableError, DeadlineExceededError) as error:
                 if time.monotonic() + self._times.ledger_retry_s > ends:
                     raise ActorUnavailableError(

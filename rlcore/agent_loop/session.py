@@ -1,6 +1,5 @@
 """One session: an agent loop run under a deadline, its reward, its rows; failures become data."""
 
-import asyncio
 import logging
 import time
 import traceback
@@ -17,6 +16,7 @@ from rlcore.errors import FencedError, TransientError
 from rlcore.reward.function import NUM_SAMPLED, Reward, check_result, make_task
 from rlcore.reward.loop import RewardScorer
 from rlcore.rollout.client import LLMServerClient, SessionClient
+from rlcore.rollout.pausable import PausableTimeout
 from rlcore.tools.toolbox import Toolbox
 from rlcore.types import BASELINE_TAG, AgentLoopOutput, PromptSpec, SessionRecord
 
@@ -91,7 +91,7 @@ class SessionRunner:
         """Run one session to its end; one beyond `spec.num_sessions` is greedy.
 
         What the agent loop, a tool or the reward function raises, and an overdue session, become a
-        failed record.
+        failed record. Time in which no replica serves is not the session's.
 
         Raises:
             TransientError: a replica or another collaborator is not there: the session did not
@@ -99,13 +99,14 @@ class SessionRunner:
             FencedError: this worker belongs to an older attempt.
         """
         data = self._config.data
+        deadline = PausableTimeout(self._deadline_s)
         server = self._client.for_session(
             prompt_identity(spec),
             session_id,
             max_tokens=data.max_response_length,
             max_model_len=data.max_prompt_length + data.max_response_length,
+            deadline=deadline,
         )
-        deadline = asyncio.timeout(self._deadline_s)
         try:
             async with deadline:
                 outputs = await self._run_loop(spec, session_id, server)

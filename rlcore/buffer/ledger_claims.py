@@ -14,7 +14,8 @@ from rlcore.types import CallKey, PromptSpec, PromptStatus, SessionRecord
 logger = logging.getLogger(__name__)
 
 MAX_CLAIMS = 5
-"""A prompt whose worker was lost this many times is quarantined: it may be what kills it."""
+"""A prompt whose worker was lost this many times is quarantined: it may be what kills it. Not
+counted are workers that ended because no replica served."""
 
 
 class LedgerClaims(LedgerCore):
@@ -75,10 +76,15 @@ class LedgerClaims(LedgerCore):
         self._extend([uid for uid in uids if uid not in lost])
         return lost
 
-    def release_worker(self, worker_id: str) -> list[str]:
-        """Return what a dead or stopped worker runs to pending; return the uids."""
+    def release_worker(self, worker_id: str, is_blameless: bool = False) -> list[str]:
+        """Return what a dead or stopped worker runs to pending; return the uids.
+
+        Args:
+            worker_id: Whose prompts.
+            is_blameless: Its end had nothing to do with what it ran: these claims do not count.
+        """
         owned = [p.uid for p in self._state.with_status("running") if p.owner == worker_id]
-        self._take_back(owned, f"worker {worker_id} was released")
+        self._take_back(owned, f"worker {worker_id} was released", is_blameless=is_blameless)
         return owned
 
     def expire(self) -> list[str]:
@@ -186,28 +192,30 @@ class LedgerClaims(LedgerCore):
         evicted = sum(len(keys) for keys in self._state.evicted_keys.values())
         return self._state.num_rows + evicted
 
-    def _take_back(self, uids: Sequence[str], reason: str) -> None:
+    def _take_back(self, uids: Sequence[str], reason: str, *, is_blameless: bool = False) -> None:
         prompts = [self._state.prompts[uid] for uid in uids]
-        again = [prompt.uid for prompt in prompts if prompt.claims < MAX_CLAIMS]
+        again = [p.uid for p in prompts if is_blameless or p.claims < MAX_CLAIMS]
         if again:
             logger.warning("%d prompts go back to pending: %s", len(again), reason)
-            self._record({"op": "return", "uids": again, "reason": reason})
+            event = {"op": "return", "uids": again, "reason": reason}
+            self._record(event | {"is_blameless": True} if is_blameless else event)
         self._forget_leases(again)
         for prompt in prompts:
-            if prompt.claims >= MAX_CLAIMS:
-                message = f"claimed {prompt.claims} times and never settled; last: {reason}"
-                failed = [
-                    SessionRecord(
-                        session_id=i,
-                        keys=[],
-                        tags=[],
-                        error_type="Quarantined",
-                        error_message=message,
-                    )
-                    for i in range(prompt.num_sessions)
-                ]
-                logger.error("prompt %s is quarantined: %s", prompt.uid, message)
-                self._settle(prompt, failed)
+            if prompt.uid in again:
+                continue
+            message = f"claimed {prompt.claims} times and never settled; last: {reason}"
+            failed = [
+                SessionRecord(
+                    session_id=i,
+                    keys=[],
+                    tags=[],
+                    error_type="Quarantined",
+                    error_message=message,
+                )
+                for i in range(prompt.num_sessions)
+            ]
+            logger.error("prompt %s is quarantined: %s", prompt.uid, message)
+            self._settle(prompt, failed)
 
     def _settle(self, prompt: Prompt, sessions: Sequence[SessionRecord]) -> PromptStatus:
         needed = self.min_sessions or prompt.num_sessions

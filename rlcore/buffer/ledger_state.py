@@ -253,6 +253,9 @@ class LedgerState:
 
     def _apply_return(self, event: Event) -> None:
         self._return(event["uids"])
+        if event.get("is_blameless"):
+            for uid in event["uids"]:
+                self.prompts[uid].claims -= 1
 
     def _apply_settle(self, event: Event) -> None:
         prompt = self.prompts[event["uid"]]

@@ -91,11 +91,11 @@ class LedgerActor:
         """See Ledger.renew."""
         return self._ledger.renew(worker_id, uids)
 
-    async def release_worker(self, worker_id: str) -> list[str]:
+    async def release_worker(self, worker_id: str, is_blameless: bool = False) -> list[str]:
         """See Ledger.release_worker; its id can claim no more."""
         # A claim of a dead worker may still wait here; it must not lease prompts to nobody.
         self._released.add(worker_id)
-        uids = self._ledger.release_worker(worker_id)
+        uids = self._ledger.release_worker(worker_id, is_blameless)
         self._wake()
         return uids
 

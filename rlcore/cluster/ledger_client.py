@@ -38,9 +38,9 @@ class LedgerClient:
         """See Ledger.renew."""
         return self._call("renew", worker_id, list(uids))
 
-    def release_worker(self, worker_id: str) -> list[str]:
+    def release_worker(self, worker_id: str, is_blameless: bool = False) -> list[str]:
         """See Ledger.release_worker."""
-        return self._call("release_worker", worker_id)
+        return self._call("release_worker", worker_id, is_blameless)
 
     def settle(self, worker_id: str, uid: str, sessions: Sequence[SessionRecord]) -> PromptStatus:
         """See Ledger.settle."""

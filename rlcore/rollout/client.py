@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.errors import ActorUnavailableError, ConfigError, RolloutError
+from rlcore.rollout.pausable import PausableTimeout
 from rlcore.rollout.router import ReplicaHandle, Router
 from rlcore.types import TokenOutput
 
@@ -102,7 +103,13 @@ class LLMServerClient:
         self._token_s = (flush_interval_s or 0.0) / FLUSH_TOKENS
 
     def for_session(
-        self, identity: str, session_id: int, *, max_tokens: int, max_model_len: int
+        self,
+        identity: str,
+        session_id: int,
+        *,
+        max_tokens: int,
+        max_model_len: int,
+        deadline: PausableTimeout | None = None,
     ) -> "SessionClient":
         """Return the client that one session's agent loop gets.
 
@@ -112,9 +119,15 @@ class LLMServerClient:
             session_id: Which attempt at the prompt.
             max_tokens: Budget of a turn at most.
             max_model_len: Tokens of prompt and response at most.
+            deadline: Of the session, which is not charged while no replica serves.
         """
         return SessionClient(
-            self, identity, session_id, max_tokens=max_tokens, max_model_len=max_model_len
+            self,
+            identity,
+            session_id,
+            max_tokens=max_tokens,
+            max_model_len=max_model_len,
+            deadline=deadline,
         )
 
     async def generate(
@@ -124,6 +137,7 @@ class LLMServerClient:
         sampling_params: dict[str, Any],
         *,
         routing_key: str | None = None,
+        deadline: PausableTimeout | None = None,
     ) -> TokenOutput:
         """Sample a response to `prompt_ids`.
 
@@ -132,9 +146,10 @@ class LLMServerClient:
             prompt_ids: Everything the model has read and written before.
             sampling_params: temperature, do_sample, max_tokens, stop_token_ids, seed, ...
             routing_key: Requests with the same one go to one replica; default `request_id`.
+            deadline: Round this call; stands still while no replica serves.
 
         Raises:
-            ActorUnavailableError: no replica serves.
+            NoReplicaError: no replica serves.
             RolloutError: a replica broke the contract.
         """
         budget = int(sampling_params["max_tokens"])
@@ -146,7 +161,7 @@ class LLMServerClient:
             params["max_tokens"] = budget - len(progress.token_ids)
             params["position"] = len(progress.token_ids)
             part_id = f"{request_id}-{progress.num_parts}"
-            async with self.router.acquire(routing_key or request_id) as (name, replica):
+            async with self.router.acquire(routing_key or request_id, deadline) as (name, replica):
                 part = await self._generate_part(
                     name, replica, part_id, [*prompt_ids, *progress.token_ids], params
                 )
@@ -215,8 +230,10 @@ class SessionClient:
         *,
         max_tokens: int,
         max_model_len: int,
+        deadline: PausableTimeout | None = None,
     ) -> None:
         self._client = client
+        self._deadline = deadline
         self._identity = identity
         self._session_id = session_id
         self._max_tokens = max_tokens
@@ -242,7 +259,7 @@ class SessionClient:
 
         Raises:
             ConfigError: media were given.
-            ActorUnavailableError: no replica serves.
+            NoReplicaError: no replica serves.
             RolloutError: a replica broke the contract.
         """
         given = sorted(name for name, value in media.items() if value is not None)
@@ -259,6 +276,7 @@ class SessionClient:
             prompt_ids,
             {**sampling_params, "max_tokens": budget, "seed": seed},
             routing_key=self._identity,
+            deadline=self._deadline,
         )
         self.turns.append(output)
         return output

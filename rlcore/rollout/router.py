@@ -5,10 +5,11 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Protocol
 
-from rlcore.errors import ActorUnavailableError
+from rlcore.errors import NoReplicaError
+from rlcore.rollout.pausable import PausableTimeout
 from rlcore.types import TokenOutput
 
 logger = logging.getLogger(__name__)
@@ -109,16 +110,21 @@ class Router:
                 self.add(name, replica)
 
     @asynccontextmanager
-    async def acquire(self, routing_key: str) -> AsyncIterator[tuple[str, ReplicaHandle]]:
+    async def acquire(
+        self, routing_key: str, deadline: PausableTimeout | None = None
+    ) -> AsyncIterator[tuple[str, ReplicaHandle]]:
         """Yield name and handle of the replica for a request, counted while the block runs.
 
         Args:
             routing_key: The same for all requests of a session.
+            deadline: Of the session; stands still while no replica serves.
 
         Raises:
-            ActorUnavailableError: no replica served for `empty_deadline_s`.
+            NoReplicaError: no replica served for `empty_deadline_s`.
         """
-        await self._wait_for_any(routing_key)
+        if not self._replicas:
+            with nullcontext() if deadline is None else deadline.paused():
+                await self._wait_for_any(routing_key)
         name = self._choose(routing_key)
         generation = self._generation[name]
         self._in_flight[name] += 1
@@ -134,7 +140,7 @@ class Router:
                 while not self._replicas:
                     await self._joined.wait()
         except TimeoutError:
-            raise ActorUnavailableError(
+            raise NoReplicaError(
                 f"request {routing_key} waited {self._empty_deadline_s:g} s for a replica: none "
                 f"serves; known so far: {', '.join(sorted(self._generation)) or 'none'}"
             ) from None

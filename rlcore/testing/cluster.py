@@ -16,6 +16,7 @@ class FakeWorker:
         worker_id: Its id.
         calls: Gets the name of every call.
         lives: How many answers of `status` it lives to give; None: for ever.
+        dies_of: What the answer after these raises.
         fails_to_start: What `ready` raises.
         drain_s: How long its prompts take to end.
         replicas: Names of those that it sends requests to.
@@ -27,6 +28,7 @@ class FakeWorker:
         calls: "CallLog",
         *,
         lives: int | None = None,
+        dies_of: Exception | None = None,
         fails_to_start: Exception | None = None,
         drain_s: float = 0.0,
         replicas: Sequence[str] = (),
@@ -35,6 +37,7 @@ class FakeWorker:
         self._replicas = list(replicas)
         self._calls = calls
         self._lives = lives
+        self._dies_of = dies_of or ActorUnavailableError(f"{worker_id} was killed by the test")
         self._fails_to_start = fails_to_start
         self._drain_s = drain_s
         self._num_answers = 0
@@ -54,7 +57,7 @@ class FakeWorker:
         """
         del deadline_s
         if self._num_answers == self._lives:
-            raise ActorUnavailableError(f"{self.worker_id} was killed by the test")
+            raise self._dies_of
         self._num_answers += 1
         return WorkerStatus(
             worker_id=self.worker_id, active_prompts=0, active_sessions=0, claimed=0, finished=0,
@@ -111,11 +114,11 @@ class FakeWorkerLedger:
         self._calls = calls
         self._failures = list(failures)
 
-    def release_worker(self, worker_id: str) -> list[str]:
+    def release_worker(self, worker_id: str, is_blameless: bool = False) -> list[str]:
         """Take a worker's prompts back."""
         if self._failures:
             raise self._failures.pop(0)
-        self._calls.add(f"release {worker_id}")
+        self._calls.add(f"release {worker_id}{' (blameless)' if is_blameless else ''}")
         return []
 
 

@@ -12,6 +12,7 @@ from rlcore.errors import (
     ConfigError,
     DeadlineExceededError,
     FencedError,
+    NoReplicaError,
     ReplicaDiedError,
 )
 from rlcore.testing.cluster import FakeCluster
@@ -170,6 +171,13 @@ def test_a_worker_that_leaves_a_replica_out_hears_that_it_serves():
     assert cluster.calls.names == [
         "ready w1", "w1 hears of one, two", "w1 hears of one, two", "stop w1 within 5", "kill w1",
     ]  # fmt: skip
+
+
+def test_prompts_are_not_to_blame_for_a_worker_that_found_no_replica():
+    cluster = FakeCluster({"lives": 1, "dies_of": NoReplicaError("waited 300 s")}, DIES)
+    supervise(Run(cluster), until=has(cluster, "ready w3"))
+    released = [name for name in cluster.calls.names if name.startswith("release")]
+    assert released == ["release w1 (blameless)", "release w2"]
 
 
 def test_a_ledger_that_is_started_anew_is_asked_again():

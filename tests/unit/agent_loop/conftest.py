@@ -30,8 +30,9 @@ def make_config(tiny_root):
 @pytest.fixture
 def run_session(make_config):
     def run_session(
-        replica=None, session_id=0, fields=None, validate=False, reward=None, **overrides
-    ):
+        replica=None, session_id=0, fields=None, validate=False, reward=None, router=None,
+        **overrides,
+    ):  # fmt: skip
         config = make_config(**overrides)
         dataset = load_dataset(config, "train")
         [spec] = make_specs(
@@ -42,9 +43,10 @@ def run_session(make_config):
         )  # fmt: skip
         spec.fields.update(fields or {})
         tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
-        client = LLMServerClient(
-            Router({"replica-0": replica or CountingReplica()}, empty_deadline_s=0.05), seed=0
+        router = router or Router(
+            {"replica-0": replica or CountingReplica()}, empty_deadline_s=0.05
         )
+        client = LLMServerClient(router, seed=0)
         rewards = InlineRewards(reward) if reward else InlineRewards.from_config(config)
         runner = SessionRunner(config, client, tokenizer, rewards, [2])
 

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import shutil
+import time
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -8,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from rlcore.agent_loop import AgentLoopBase, register
 from rlcore.agent_loop.session import SessionResult, with_baseline
-from rlcore.errors import ActorUnavailableError
+from rlcore.errors import ActorUnavailableError, NoReplicaError
+from rlcore.rollout.router import Router
 from rlcore.testing.rollout import CountingReplica
 from rlcore.testing.scripted_replica import ScriptedReplica
 from rlcore.testing.tiny_model import CHAT_TEMPLATE, END
@@ -180,8 +182,29 @@ def test_an_unknown_agent_loop_is_named(run_session):
 
 
 def test_a_missing_replica_is_not_the_sessions_fault(run_session):
-    with pytest.raises(ActorUnavailableError, match="none serves"):
+    with pytest.raises(NoReplicaError, match="none serves"):
         run_session(CountingReplica(dies_after=0))
+
+
+@pytest.mark.parametrize(("new_takes_s", "error_type"), [(0.0, ""), (30.0, "TimeoutError")])
+def test_a_session_is_charged_for_its_own_time_only(run_session, new_takes_s, error_type):
+    """Its replica dies at once; for twice the session's deadline none serves, then another does."""
+    router = Router({}, empty_deadline_s=20)
+
+    class Dies(CountingReplica):
+        async def generate(self, request_id, prompt_ids, sampling_params):
+            new = CountingReplica(num_tokens=5, delay_s=new_takes_s)
+            asyncio.get_running_loop().call_later(1.0, router.add, "new", new)
+            raise ActorUnavailableError("it died")
+
+    router.add("old", Dies())
+    began = time.monotonic()
+    _, result = run_session(router=router, deadlines__session=0.5)
+    assert result.record.error_type == error_type
+    assert len(result.rows) == (error_type == "")
+    if error_type:
+        assert "not finished after deadlines.session=0.5 s" in result.record.error_message
+        assert 1.4 < time.monotonic() - began < 10
 
 
 def test_a_loop_that_scores_itself_is_not_scored_again(run_session):

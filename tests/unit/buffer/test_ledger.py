@@ -290,6 +290,17 @@ def test_a_prompt_that_loses_its_workers_is_quarantined(ledger, clock):
         ledger.sample(key(), TRAIN, 1)
 
 
+def test_claims_of_workers_that_ended_for_another_reason_do_not_count(ledger):
+    feed(ledger, ["a"])
+    for i in range(2 * MAX_CLAIMS):
+        assert [spec.uid for spec in ledger.claim(1, f"w{i}", 1)] == ["a"]
+        assert ledger.release_worker(f"w{i}", is_blameless=True) == ["a"]
+    for i in range(MAX_CLAIMS):
+        assert [spec.uid for spec in ledger.claim(1, f"v{i}", 1)] == ["a"]
+        ledger.release_worker(f"v{i}")
+    assert ledger.counts(TRAIN)["failure"] == 1
+
+
 def test_a_new_attempt_fences_the_old_one(ledger):
     feed(ledger, ["a", "b"])
     ledger.claim(1, "w0", 2)
