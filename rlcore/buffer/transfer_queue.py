@@ -16,6 +16,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import ray
@@ -28,6 +29,7 @@ from tensordict import TensorDict
 from rlcore import schema
 from rlcore.buffer.row_checks import check_columns, check_keys, named
 from rlcore.config.queue import MooncakeStoreConfig
+from rlcore.daemon_thread import in_daemon_thread
 from rlcore.errors import ActorUnavailableError, DataError, DeadlineExceededError
 
 T = TypeVar("T")
@@ -326,13 +328,29 @@ class QueueClient:
                 f"process {os.getpid()} waited for the host to configure the TransferQueue's "
                 "controller"
             )
+        client = self._connect_in_time(config)
+        self._num_pads = 1 if config.backend.storage_backend == MOONCAKE else 0
+        return client
+
+    def _connect_in_time(self, config: Any) -> tq.TransferQueueClient:
+        # Mooncake's library waits for a master that does not answer without an end.
+        connecting = in_daemon_thread(self._connect, config, name="attach to the queue")
+        try:
+            return connecting.result(self.deadline_s)
+        except TimeoutError:
+            connecting.add_done_callback(_close_late_client)
+            raise DeadlineExceededError(
+                f"process {os.getpid()} waited {self.deadline_s:g} s to attach to the "
+                f"TransferQueue's {config.backend.storage_backend}"
+            ) from None
+
+    def _connect(self, config: Any) -> tq.TransferQueueClient:
         client = tq.TransferQueueClient(
             client_id=f"rollflow-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             controller_info=config.controller.zmq_info,
         )
         backend = config.backend.storage_backend
         client.initialize_storage_manager(manager_type=backend, config=config.backend[backend])
-        self._num_pads = 1 if backend == MOONCAKE else 0
         return client
 
     def _fields(self, columns: Mapping[str, Sequence[torch.Tensor]], num_rows: int) -> TensorDict:
@@ -372,6 +390,11 @@ class QueueClient:
 def attached_queue(deadline_s: float = 60.0) -> QueueClient:
     """Return this process's client with that deadline: phases that share it attach once."""
     return QueueClient(deadline_s)
+
+
+def _close_late_client(connecting: "Future[tq.TransferQueueClient]") -> None:
+    if connecting.exception() is None:
+        connecting.result().close()
 
 
 def _to_nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:

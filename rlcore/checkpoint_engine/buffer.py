@@ -18,6 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from rlcore.checkpoint_engine.layout import describe
+from rlcore.errors import ActorUnavailableError
 from rlcore.types import WeightMeta
 
 BLOCK_BYTES = 4 << 20
@@ -25,6 +26,9 @@ BLOCK_BYTES = 4 << 20
 
 MAX_THREADS = 4
 """Memory is the limit beyond that."""
+
+MAX_GIVEN_UP = 2
+"""Sets of weights that a buffer may have given up; only the end of its process frees them."""
 
 Bytes = NDArray[np.uint8]
 
@@ -89,7 +93,18 @@ class WeightBuffer:
         """The bytes of the present set."""
 
     def begin(self, meta: WeightMeta) -> None:
-        """Make room for `meta`; what was held is gone."""
+        """Make room for `meta`; what was held is gone.
+
+        Raises:
+            ActorUnavailableError: too much memory is given up. So this counts as lost, and is ended
+                and replaced by a process without such a past.
+        """
+        if len(self._given_up) >= MAX_GIVEN_UP:
+            lost_bytes = sum(memory.numel() for memory in self._given_up)
+            raise ActorUnavailableError(
+                f"process {os.getpid()} takes no more weights: after {len(self._given_up)} "
+                f"transfers that broke off {lost_bytes} bytes of its memory may still be written to"
+            )
         if self._memory.numel() < meta.num_bytes:
             self._memory = torch.empty(meta.num_bytes, dtype=torch.uint8)
         self.data = self._memory.numpy()[: meta.num_bytes]
@@ -106,7 +121,8 @@ class WeightBuffer:
 
     def discard(self) -> None:
         """Give the memory up: somebody may still write to it. It stays allocated for that."""
-        self._given_up.append(self._memory)
+        if self._memory.numel():
+            self._given_up.append(self._memory)
         self._memory = torch.empty(0, dtype=torch.uint8)
         self.data = self._memory.numpy()
 

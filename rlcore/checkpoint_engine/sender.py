@@ -64,8 +64,12 @@ class SenderProcess:
         >>> sender.close(60.0)
     """
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, start_s: float = START_S) -> None:
         """Start the child.
+
+        Args:
+            backend: Whose.
+            start_s: For the child to be up.
 
         Raises:
             WeightTransferError: it did not start.
@@ -74,7 +78,11 @@ class SenderProcess:
         command = [sys.executable, "-m", "rlcore.checkpoint_engine.sender_process", backend]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.pid = self._child.pid
-        self._answer(START_S, "start")
+        try:
+            self._answer(start_s, "start")
+        except BaseException:
+            self.kill()  # nobody else knows of it
+            raise
 
     @property
     def is_alive(self) -> bool:

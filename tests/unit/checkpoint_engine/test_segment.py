@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlcore.checkpoint_engine.buffer import WeightBuffer
 from rlcore.checkpoint_engine.layout import ALIGNMENT
 from rlcore.checkpoint_engine.segment import read_tensors, write_tensors
-from rlcore.errors import WeightSyncError
+from rlcore.errors import ActorUnavailableError, WeightSyncError
 
 
 def tensors():
@@ -24,6 +25,20 @@ def tensors():
         ("head", tied),
         ("transposed", torch.randn(4, 3).t()),
     ]
+
+
+def test_a_buffer_gives_up_two_sets_of_weights_and_then_itself(tmp_path):
+    meta = write_tensors(tmp_path / "w", [("w", torch.ones(1000))], "float32", version=1)
+    buffer = WeightBuffer()
+    buffer.discard()  # nothing is held yet
+    for _ in range(2):
+        buffer.begin(meta)
+        assert len(buffer.data) == meta.num_bytes
+        held = buffer.data
+        buffer.discard()
+        held[:] = 7  # as a transfer that is late does: the memory is still there
+    with pytest.raises(ActorUnavailableError, match=r"after 2 transfers .* 8000 bytes"):
+        buffer.begin(meta)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
