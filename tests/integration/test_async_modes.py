@@ -152,3 +152,33 @@ def test_responses_span_versions(resumed):
     metrics = read_metrics(resumed / "metrics.jsonl")
     spans = "training/off_policy/trajectory_spans/max"
     assert max(m[spans] for step, m in metrics.items() if step > 0) == 2
+
+
+def test_a_killed_replica_is_replaced_while_prompts_of_several_steps_are_on_their_way(project):
+    """It is the only one, and generates ahead: its requests go on with the one that comes."""
+    folder = project.root / "replaced-async"
+    process = project.start(
+        "train", "grpo-tiny", *COMMON, *MODES["separate_async"], *EVERY_STEP["separate_async"],
+        "trainer.v1.sampler.max_off_policy_threshold=2", "data.max_response_length=48",
+        "trainer.save_freq=3", *places(project, folder),
+    )  # fmt: skip
+    family = project.until(process, f"step    1/{STEPS}")
+    (replica,) = [p for p in family if any("LLMServerActor" in part for part in p.cmdline())]
+    os.kill(replica.pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=170)
+    assert process.returncode == 0, output[-6000:]
+    assert output.count("it is taken out and replaced") == 1, output[-6000:]
+    (attempt,) = json.loads((folder / "run.json").read_text())["attempts"]
+    assert attempt["outcome"] == "finished"
+    saved = json.loads((folder / f"global_step_{STEPS}" / "trainer.json").read_text())
+    (counts,) = (
+        c["counts"] for n, c in saved["ledger"]["partitions"].items() if n.endswith("/train")
+    )
+    assert counts["trained"] == STEPS * 4
+    # None has failed: a prompt waits, or is on its way, or was trained.
+    assert {name for name, count in counts.items() if count} <= {
+        "trained", "finished", "pending", "running"
+    }  # fmt: skip
+    metrics = read_metrics(folder / "metrics.jsonl")
+    worst = "training/off_policy/trajectory_staleness_worst/max"
+    assert [m[worst] <= 1 for step, m in metrics.items() if step > 0] == [True] * STEPS

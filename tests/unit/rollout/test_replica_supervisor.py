@@ -15,7 +15,9 @@ from rlcore.checkpoint_engine.manager import CheckpointEngineManager
 from rlcore.checkpoint_engine.segment import write_tensors
 from rlcore.cluster.replica_supervisor import ReplicaSupervisor
 from rlcore.errors import ActorUnavailableError, ConfigError, ReplicaDiedError, TransientError
+from rlcore.rollout.client import LLMServerClient
 from rlcore.rollout.health import HealthLimits
+from rlcore.rollout.router import Router
 from rlcore.testing.replica_process import (
     BREAKS,
     Fault,
@@ -51,8 +53,8 @@ class Source:
 
 
 class Fleet:
-    def __init__(self, folder: Path, **options) -> None:
-        self.folder, self.started = folder, []
+    def __init__(self, folder: Path, step_s: float = 0.0, **options) -> None:
+        self.folder, self.step_s, self.started = folder, step_s, []
         self.told: list[dict[str, int]] = []
         self.replicas = {name: self.start(name) for name in ("a", "b")}
         self.source = Source(folder / "w")
@@ -63,7 +65,9 @@ class Fleet:
         )  # fmt: skip
 
     def start(self, name: str) -> ReplicaProcess:
-        self.started.append(start_replica_process(name, self.folder, SPECS, deadline_s=10.0))
+        self.started.append(
+            start_replica_process(name, self.folder, SPECS, deadline_s=10.0, step_s=self.step_s)
+        )
         return self.started[-1]
 
     def tell(self, serving) -> None:
@@ -194,3 +198,60 @@ def test_an_error_that_nobody_foresaw_ends_the_run_not_the_watch_alone(tmp_path)
     with pytest.raises(AssertionError, match="cannot be read"):
         supervisor.raise_if_failed()
     supervisor.stop()
+
+
+async def until_true(condition) -> None:
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)
+
+
+def test_one_that_is_lost_while_the_trainer_works_comes_back_at_rest_like_its_peer(
+    tmp_path_factory,
+):
+    """The calls of mode colocate_async, with requests that go on after the update."""
+    fleet = Fleet(tmp_path_factory.mktemp("f"), step_s=0.01)
+    manager = fleet.manager
+    params = {"max_tokens": 60, "ignore_eos": True}
+
+    async def main():
+        router = Router(dict(fleet.replicas), load_cap=0)
+        loop = asyncio.get_running_loop()
+        fleet.supervisor._on_change = lambda serving: loop.call_soon_threadsafe(
+            router.replace_all, serving
+        )
+        client = LLMServerClient(router, seed=0)
+        running = [
+            asyncio.create_task(client.generate(f"r{i}", [5], {**params, "seed": 1000 * i}))
+            for i in range(8)
+        ]
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(manager.abort_replicas)
+        await asyncio.to_thread(manager.sleep_replicas)
+        fleet.replicas["b"].kill()
+        await until_true(lambda: fleet.supervisor.serving.get("b") not in (None, old))
+        new = fleet.supervisor.serving["b"]
+        early = asyncio.create_task(new.generate("early-0", [5], {**params, "seed": 7}))
+        await until_true(lambda: new.health()["parked"] > 0)
+        await asyncio.sleep(0.3)
+        state = await asyncio.to_thread(new.health)
+        assert (state["state"], state["in_flight"], state["num_tokens"]) == ("asleep", 0, 0)
+        fleet.source.version = 2
+        await asyncio.to_thread(manager.update_weights, 2)
+        await asyncio.to_thread(manager.resume_generation_replicas)
+        return await early, await asyncio.gather(*running)
+
+    try:
+        manager.update_weights(1)
+        old = fleet.replicas["b"]
+        fleet.supervisor.start()
+        early, outputs = asyncio.run(main())
+    finally:
+        fleet.supervisor.stop()
+        for replica in fleet.started:
+            replica.kill()
+    assert (early.token_ids, early.weight_versions) == (list(range(7, 67)), [2] * 60)
+    for i, output in enumerate(outputs):
+        assert output.token_ids == [1000 * i + position for position in range(60)]
+        assert output.weight_versions == sorted(output.weight_versions)
+    assert {version for o in outputs for version in o.weight_versions} == {1, 2}
