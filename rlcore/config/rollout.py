@@ -21,7 +21,7 @@ from rlcore.config.base import (
     Slots,
     Tokens,
 )
-from rlcore.config.pending import GPU_ENGINE, MODEL_LEN, ROLLOUT_POOL
+from rlcore.config.pending import FREE_CACHE, LOAD_FORMAT, PIPELINE, ROLLOUT_POOL
 
 
 def _all_or_some(value: int) -> int:
@@ -139,27 +139,30 @@ class RolloutConfig(Section):
     """Hosts of replicas with devices of their own, for `separate_async`; 0: none."""
     n_gpus_per_node: Annotated[Devices, ROLLOUT_POOL] = Field(default=0, ge=0)
     """Devices of such a host (verl: the trainer's)."""
-    tensor_model_parallel_size: Annotated[Processes, GPU_ENGINE] = Field(default=2, ge=1)
-    """Devices that share one replica's weights."""
-    data_parallel_size: Annotated[Processes, GPU_ENGINE] = Field(default=1, ge=1)
+    tensor_model_parallel_size: Processes = Field(default=1, ge=1)
+    """Devices (on a CPU: processes) that share one replica's weights (verl: 2)."""
+    data_parallel_size: Processes = Field(default=1, ge=1)
     """Data-parallel engines inside one replica."""
-    expert_parallel_size: Annotated[Processes, GPU_ENGINE] = Field(default=1, ge=1)
+    expert_parallel_size: Processes = Field(default=1, ge=1)
     """Devices that share the experts; 1, or tensor x data."""
-    pipeline_model_parallel_size: Annotated[Literal[1], GPU_ENGINE] = 1
+    pipeline_model_parallel_size: Annotated[Literal[1], PIPELINE] = 1
     """Pipeline stages; verl has none either."""
-    gpu_memory_utilization: Annotated[Share, GPU_ENGINE] = Field(default=0.5, gt=0, le=1)
-    """Share of the device's memory that the engine takes."""
-    max_num_batched_tokens: Annotated[Tokens, GPU_ENGINE] = Field(default=8192, ge=1)
+    gpu_memory_utilization: Share = Field(default=0.5, gt=0, le=1)
+    """Share of a GPU's memory that the engine takes."""
+    max_num_batched_tokens: Tokens = Field(default=8192, ge=1)
     """Tokens of one engine step at most."""
-    max_model_len: Annotated[Tokens | None, MODEL_LEN] = Field(default=None, ge=1)
+    max_model_len: Tokens | None = Field(default=None, ge=1)
     """Tokens of a prompt and its response at most; null: the sum of the two."""
-    enforce_eager: Annotated[bool, GPU_ENGINE] = False
-    """No CUDA graphs."""
-    free_cache_engine: Annotated[bool, GPU_ENGINE] = True
+    enforce_eager: bool = False
+    """No CUDA graphs; on a CPU nothing is compiled either way."""
+    free_cache_engine: Annotated[bool, FREE_CACHE] = True
     """Free the KV cache while the policy trains."""
-    enable_chunked_prefill: Annotated[bool, GPU_ENGINE] = True
+    sleep_level: Literal[1, 2] = 1
+    """What an engine on a GPU frees besides its cache: 1 moves the weights to the host's memory, 2
+    drops them (ours)."""
+    enable_chunked_prefill: bool = True
     """Prefill in pieces beside decoding."""
-    enable_prefix_caching: Annotated[bool, GPU_ENGINE] = True
+    enable_prefix_caching: bool = True
     """Keep the KV cache of common prefixes."""
-    load_format: Annotated[str, GPU_ENGINE] = "dummy"
+    load_format: Annotated[str, LOAD_FORMAT] = "dummy"
     """How the engine loads weights at its start."""

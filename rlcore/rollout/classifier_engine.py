@@ -75,6 +75,12 @@ class ClassifierEngine:
         output.extra_fields["logits"] = logits[0].float().tolist()
         return [(request.request_id, output)]
 
+    def hold(self) -> None:
+        """Do nothing: nothing is sampled between two steps."""
+
+    def go_on(self) -> None:
+        """Do nothing: nothing is sampled between two steps."""
+
     def abort(self, request_id: str) -> TokenOutput | None:
         """End a request; None for an unknown one."""
         for request in self._waiting:
@@ -109,6 +115,9 @@ class ClassifierEngine:
 
     def restore_cache(self) -> None:
         """Do nothing: no keys and values are kept."""
+
+    def close(self) -> None:
+        """Do nothing: there are no processes."""
 
 
 def _output(stop_reason: str) -> TokenOutput:

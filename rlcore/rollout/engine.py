@@ -11,6 +11,7 @@ from typing import Literal, Protocol, Self
 
 from rlcore.config import RunConfig
 from rlcore.config.cores import Cores, threads_on
+from rlcore.errors import ConfigError
 from rlcore.registry import Registry
 from rlcore.rollout.sampling_params import SamplingParams
 from rlcore.types import TokenOutput, WeightMeta
@@ -24,6 +25,44 @@ class EngineRequest:
     prompt_ids: list[int]
     """With the `params.position` tokens of this turn at its end."""
     params: SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmSpec:
+    """What only vLLM reads; verl's keys of `actor_rollout_ref.rollout`."""
+
+    tensor_parallel_size: int = 1
+    """Processes, each with a device, that share the weights."""
+    data_parallel_size: int = 1
+    """Engines inside one replica."""
+    is_expert_parallel: bool = False
+    """Experts are shared by all devices of the replica."""
+    memory_share: float = 0.5
+    """Of a GPU's memory that the engine takes."""
+    max_num_batched_tokens: int = 8192
+    """Tokens of one step at most."""
+    enforce_eager: bool = False
+    """No CUDA graphs; on a CPU nothing is compiled either way."""
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    sleep_level: int = 1
+    """Of a GPU: 1 keeps the weights in the host's memory, 2 drops them."""
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> Self:
+        """Read `actor_rollout_ref.rollout`."""
+        rollout = config.actor_rollout_ref.rollout
+        return cls(
+            tensor_parallel_size=rollout.tensor_model_parallel_size,
+            data_parallel_size=rollout.data_parallel_size,
+            is_expert_parallel=rollout.expert_parallel_size > 1,
+            memory_share=rollout.gpu_memory_utilization,
+            max_num_batched_tokens=rollout.max_num_batched_tokens,
+            enforce_eager=rollout.enforce_eager,
+            enable_chunked_prefill=rollout.enable_chunked_prefill,
+            enable_prefix_caching=rollout.enable_prefix_caching,
+            sleep_level=rollout.sleep_level,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +85,7 @@ class EngineSpec:
     """Numbers of the cores that it computes on; empty: all."""
     task: Literal["generate", "classify"] = "generate"
     """`classify`: a reward model that scores texts."""
+    vllm: VllmSpec = VllmSpec()
 
     @classmethod
     def from_config(cls, config: RunConfig, cores: Cores = ()) -> Self:
@@ -56,10 +96,11 @@ class EngineSpec:
             model_path=model.path,
             dtype=rollout.dtype,
             max_num_seqs=rollout.max_num_seqs,
-            max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+            max_model_len=rollout.max_model_len or config.max_model_len,
             num_threads=threads_on(config, cores),
             trust_remote_code=model.trust_remote_code,
             cores=cores,
+            vllm=VllmSpec.from_config(config),
         )
 
 
@@ -96,7 +137,21 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[tuple[str, TokenOutput]]:
-        """Do one forward pass (prompts or one token per slot); return what it finished."""
+        """Do one forward pass (prompts or one token per slot); return what it finished.
+
+        An engine with processes of its own goes on by itself and waits for them here, for a moment.
+        """
+        ...
+
+    def hold(self) -> None:
+        """Sample nothing from now on until `go_on`; what was sampled is complete on return.
+
+        For engines that sample besides `step`. A repeated call does nothing.
+        """
+        ...
+
+    def go_on(self) -> None:
+        """End `hold`; without one it does nothing."""
         ...
 
     def abort(self, request_id: str) -> TokenOutput | None:
@@ -127,6 +182,30 @@ class Engine(Protocol):
     def restore_cache(self) -> None:
         """Get the memory again."""
         ...
+
+    def close(self) -> None:
+        """End the processes of its own, if it has any; the last call."""
+        ...
+
+
+def check_length(request: EngineRequest, max_model_len: int) -> None:
+    """Refuse a request that does not fit a model, or that has no prompt.
+
+    Raises:
+        ConfigError: it is too long, has no prompt, or resumes more than there is.
+    """
+    prompt, params = len(request.prompt_ids), request.params
+    if prompt - params.position < 1:
+        raise ConfigError(
+            f"request {request.request_id}: {prompt} prompt tokens, of which the last "
+            f"{params.position} were sampled before, leave no prompt"
+        )
+    if prompt + params.max_tokens > max_model_len:
+        raise ConfigError(
+            f"request {request.request_id}: {prompt} prompt tokens + max_tokens "
+            f"{params.max_tokens} = {prompt + params.max_tokens} exceed max_model_len "
+            f"{max_model_len}"
+        )
 
 
 ENGINES: Registry[Callable[[EngineSpec], Engine]] = Registry("rollout engine")
@@ -161,3 +240,17 @@ def _transformers(spec: EngineSpec) -> Engine:
         spec.num_threads,
         trust_remote_code=spec.trust_remote_code,
     )
+
+
+@ENGINES.register("vllm")
+def _vllm(spec: EngineSpec) -> Engine:
+    if spec.task != "generate":
+        raise ConfigError(f"the engine vllm does not {spec.task}; choose transformers")
+    try:
+        from rlcore.rollout.vllm_engine import VllmEngine
+    except ImportError as error:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.name=vllm: vllm cannot be imported ({error}); run `make "
+            "setup-vllm` and use .venv-vllm, or install vllm"
+        ) from error
+    return VllmEngine(spec)

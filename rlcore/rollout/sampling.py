@@ -36,6 +36,17 @@ def uniform(
     return (_mix(_mix(counter)) >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
 
+def stream_seed(seed: int, position: int) -> int:
+    """Return the seed of a stream that begins at `position`, for generators that cannot skip.
+
+    The stream of position 0 is `seed` itself.
+    """
+    if position == 0:
+        return seed
+    counter = _mix(np.array([seed], dtype=np.uint64)) + np.array([position], np.uint64) * _GOLDEN
+    return int(_mix(counter)[0])
+
+
 class SlotSampler:
     """Chooses a token for each of S rows of logits; reuses its buffers.
 

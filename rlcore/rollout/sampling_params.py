@@ -42,6 +42,8 @@ class SamplingParams:
     """The last tokens of the prompt that this turn has sampled already: a resumed request."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the response besides the model's own EOS; they belong to it."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the response; the token that completes one belongs to it."""
     ignore_eos: bool = False
     """Do not stop at the model's EOS (measurements of equal length)."""
 
@@ -49,25 +51,27 @@ class SamplingParams:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Check what a client asks for.
 
-        A temperature of 0 means the most likely token, as in vLLM; its log-probs are those of the
-        unscaled distribution.
+        A temperature of 0 means the most likely token. The log-probs of tokens that are not sampled
+        are those of the unscaled distribution, whatever the temperature (vLLM has no other).
 
         Raises:
-            ConfigError: a value is out of range, unknown, or asks for what this engine cannot do.
+            ConfigError: a value is out of range, unknown, or asks for what the engines cannot do.
         """
         problems = _problems_of(values)
         if problems:
             raise ConfigError("sampling_params: " + "; ".join(problems))
         temperature = float(values.get("temperature", 1.0))
+        do_sample = bool(values.get("do_sample", True)) and temperature > 0
         return cls(
             max_tokens=int(values["max_tokens"]),
-            temperature=temperature or 1.0,
-            do_sample=bool(values.get("do_sample", True)) and temperature > 0,
+            temperature=temperature if do_sample else 1.0,
+            do_sample=do_sample,
             top_p=_number(values, "top_p", 1.0),
             top_k=max(0, int(_number(values, "top_k", 0))),
             seed=int(values.get("seed", 0)),
             position=int(values.get("position", 0)),
             stop_token_ids=tuple(int(i) for i in values.get("stop_token_ids") or ()),
+            stop=_texts(values.get("stop")),
             ignore_eos=bool(values.get("ignore_eos", False)),
         )
 
@@ -75,7 +79,7 @@ class SamplingParams:
 def _problems_of(values: Mapping[str, Any]) -> list[str]:
     known = set(SamplingParams.__dataclass_fields__)
     problems = [
-        f"{name}={values[name]!r} is not supported by the transformers engine; leave it out"
+        f"{name}={values[name]!r} is not supported by the engines; leave it out"
         for name, neutral in _NEUTRAL.items()
         if name in values and values[name] not in neutral
     ]
@@ -91,6 +95,8 @@ def _problems_of(values: Mapping[str, Any]) -> list[str]:
         problems.append(f"top_k is {values['top_k']}, must be -1 (all) or at least 1")
     if int(values.get("max_tokens", 0)) < 1:
         problems.append(f"max_tokens is {values.get('max_tokens')}, must be at least 1")
+    if not all(isinstance(text, str) and text for text in _texts(values.get("stop"))):
+        problems.append(f"stop is {values['stop']!r}, must be one or several texts, none empty")
     if int(values.get("position", 0)) < 0:
         problems.append(f"position is {values['position']}, must be at least 0")
     if not 0 <= int(values.get("seed", 0)) < 2**64:
@@ -98,6 +104,11 @@ def _problems_of(values: Mapping[str, Any]) -> list[str]:
     elif "seed" not in values and values.get("do_sample", True) and temperature > 0:
         problems.append("seed is missing: every sampled request needs its own")
     return problems
+
+
+def _texts(value: Any) -> tuple[Any, ...]:
+    """Return what may be one text, several, or absent."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def _number(values: Mapping[str, Any], name: str, default: float) -> float:

@@ -125,7 +125,7 @@ class LLMServer:
         self._deadlines = deadlines or ServerDeadlines()
         self._engine: Engine | None = None
         self._error: Exception | None = None
-        self._is_paused = self._is_asleep = self._stopping = False
+        self._is_paused = self._is_asleep = self._is_held = self._stopping = False
         self._drains: list[_Waiter] = []
         self._update = WeightUpdate(name)
         self._wake = threading.Condition()
@@ -386,6 +386,11 @@ class LLMServer:
             self._broken_by = self._computing(self._engine)
             self._error = error
         self._fail_all()
+        if self._engine is not None:
+            try:
+                self._engine.close()
+            except Exception:
+                logger.exception("%s: the engine did not end", self.name)
 
     def _turn(self, engine: Engine) -> None:
         """Take up the commands, admit, do one step."""
@@ -400,6 +405,7 @@ class LLMServer:
             self._take_up(engine, action, waiter, what)
         self._admit(engine)
         self._settle_drains()
+        self._hold_or_go_on(engine)
         if not self._may_step(engine):
             return
         self._last_step = time.monotonic()
@@ -417,6 +423,8 @@ class LLMServer:
     ) -> None:
         try:
             result = action(engine)
+            # Before the caller hears of it: what it does next relies on the gate.
+            self._hold_or_go_on(engine)
         except RLCoreError as error:
             waiter.set_exception(error)  # a refused call is its caller's affair
         except OSError as error:
@@ -429,6 +437,13 @@ class LLMServer:
             raise
         else:
             waiter.set_result(result)
+
+    def _hold_or_go_on(self, engine: Engine) -> None:
+        """Tell an engine that samples by itself whether the gate is closed."""
+        is_closed = self._update.is_open or self._is_paused
+        if is_closed != self._is_held:
+            (engine.hold if is_closed else engine.go_on)()
+            self._is_held = is_closed
 
     def _admit(self, engine: Engine) -> None:
         if self._update.is_open or self._is_paused or self._drains:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlcore.rollout.engine import EngineRequest
+from rlcore.rollout.stop_strings import StopStrings
 from rlcore.types import TokenOutput
 
 _NO_TOKEN = -1
@@ -20,6 +21,7 @@ class _Occupant:
     request_id: str
     prefix: tuple[int, ...]
     num_replayed: int
+    stops: StopStrings | None
 
 
 class SlotTable:
@@ -29,6 +31,7 @@ class SlotTable:
         self._occupants: list[_Occupant | None] = [None] * num_slots
         self._slot_of: dict[str, int] = {}
         self._free = deque(range(num_slots))
+        self._watched: set[int] = set()  # slots with stop strings
         self._rows = np.arange(num_slots)
         self.active = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot takes part in the next decode."""
@@ -91,12 +94,27 @@ class SlotTable:
         prompt: list[int],
         num_replayed: int,
         eos_ids: tuple[int, ...],
+        stops: StopStrings | None = None,
     ) -> None:
-        """Let `request` hold `slot`, inactive until the keys of its prompt are there."""
+        """Let `request` hold `slot`, inactive until the keys of its prompt are there.
+
+        Args:
+            slot: a free one.
+            request: what is to run.
+            prompt: its tokens that are prefilled, but for the last.
+            num_replayed: how many tokens after `prompt` are fed through decode again.
+            eos_ids: the model's own.
+            stops: watches the tokens that are sampled from now on.
+        """
         params = request.params
         self._occupants[slot] = _Occupant(
-            request_id=request.request_id, prefix=tuple(prompt[:-1]), num_replayed=num_replayed
+            request_id=request.request_id,
+            prefix=tuple(prompt[:-1]),
+            num_replayed=num_replayed,
+            stops=stops,
         )
+        if stops is not None:
+            self._watched.add(slot)
         self._slot_of[request.request_id] = slot
         self.position[slot] = len(prompt) - 1
         self.next_token[slot] = prompt[-1]
@@ -116,6 +134,7 @@ class SlotTable:
         """End the request in `slot`."""
         del self._slot_of[self._occupant(slot).request_id]
         self._occupants[slot] = None
+        self._watched.discard(slot)
         self.active[slot] = False
         self._free.append(slot)
 
@@ -138,6 +157,8 @@ class SlotTable:
         self.position[rows] += 1
         self.next_token[rows] = new
         stopped = (new[:, None] == self._stops[rows]).any(axis=1) & ~replaying
+        if self._watched:
+            stopped |= self._complete_texts(rows, new, replaying)
         ended = stopped | (done + 1 >= self._limit[rows])
         finished = [
             (int(rows[i]), "completed" if stopped[i] else "length") for i in np.flatnonzero(ended)
@@ -153,6 +174,20 @@ class SlotTable:
             weight_versions=self._versions[slot, new].tolist(),
             stop_reason=stop_reason,
         )
+
+    def _complete_texts(
+        self,
+        rows: npt.NDArray[np.int64],
+        tokens: npt.NDArray[np.int64],
+        replaying: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.bool_]:
+        """Return per row whether its new token completes a stop string."""
+        found = np.zeros(len(rows), dtype=np.bool_)
+        for i, slot in enumerate(rows):
+            if slot in self._watched and not replaying[i]:
+                stops = self._occupant(int(slot)).stops
+                found[i] = stops is not None and stops.feed(int(tokens[i]))
+        return found
 
     def _occupant(self, slot: int) -> _Occupant:
         occupant = self._occupants[slot]

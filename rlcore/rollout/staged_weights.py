@@ -5,7 +5,7 @@ set is one run of bytes in the layout of the publication, of which parameters ar
 writes them where they will be used, and a commit changes pointers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -17,6 +17,88 @@ from rlcore.checkpoint_engine.segment import mismatch
 from rlcore.errors import WeightSyncError, WeightTransferError
 from rlcore.types import WeightMeta
 
+OnBucket = Callable[[WeightMeta, Bucket], None]
+
+
+class ReceivedWeights:
+    """One run of bytes that published weights are received into, and verified.
+
+    Args:
+        on_bucket: Called after each piece that has come; what it raises ends the load.
+        receivers: By backend; sets of one replica share them.
+    """
+
+    def __init__(
+        self,
+        on_bucket: OnBucket | None = None,
+        receivers: dict[str, WeightReceiver] | None = None,
+    ) -> None:
+        self._on_bucket = on_bucket
+        self._receivers = {} if receivers is None else receivers
+        self._buffer = WeightBuffer()
+
+    def receive(self, meta: WeightMeta) -> str:
+        """Bring the bytes of `meta`; what was held before is gone.
+
+        Returns:
+            Their checksum, equal to the published one.
+
+        Raises:
+            WeightSyncError: the source does not hold what `meta` says.
+            WeightTransferError: the bytes are damaged, or the sender died or stalled.
+        """
+        self._buffer.begin(meta)
+        for bucket in self._receiver(meta).receive(meta, self._buffer):
+            if self._on_bucket is not None:
+                self._on_bucket(meta, bucket)
+        found = self._buffer.checksum()
+        if found != meta.checksum:
+            raise WeightTransferError(mismatch(meta, found))
+        return found
+
+    def tensors(self, meta: WeightMeta) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield name and tensor of every entry, as views of the bytes, of the published type."""
+        for entry in meta.tensors:
+            yield entry["name"], view_tensor(self._buffer.data, entry)
+
+    def _receiver(self, meta: WeightMeta) -> WeightReceiver:
+        backend = backend_of(meta)
+        if backend not in self._receivers:
+            self._receivers[backend] = new_receiver(meta)
+        return self._receivers[backend]
+
+
+def check_fit(meta: WeightMeta, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse published weights that are not those of a model.
+
+    Args:
+        meta: What was published.
+        tensors: The model's parameters and persistent buffers; tied ones are one object under
+            several names, of which one is enough.
+
+    Raises:
+        WeightSyncError: names or shapes do not fit.
+    """
+    missing = {id(tensor): name for name, tensor in tensors.items()}
+    for entry in meta.tensors:
+        name = entry["name"]
+        target = tensors.get(name)
+        if target is None:
+            raise WeightSyncError(
+                f"weight version {meta.version}: the model has no parameter {name!r}"
+            )
+        if entry["shape"] != list(target.shape):
+            raise WeightSyncError(
+                f"weight version {meta.version}: {name} has shape {entry['shape']}, the "
+                f"model's is {list(target.shape)}"
+            )
+        missing.pop(id(target), None)
+    if missing:
+        raise WeightSyncError(
+            f"weight version {meta.version} lacks {len(missing)} parameters: "
+            f"{', '.join(sorted(missing.values())[:5])}"
+        )
+
 
 class StagedWeights:
     """Receives published weights for `model` and swaps them in.
@@ -26,14 +108,12 @@ class StagedWeights:
         on_bucket: Called after each piece that has come; what it raises ends the load.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, on_bucket: Callable[[WeightMeta, Bucket], None] | None = None
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, on_bucket: OnBucket | None = None) -> None:
         # Tied weights: several names, one tensor.
         self._tensors = dict(model.state_dict(keep_vars=True))
-        self._on_bucket = on_bucket
-        self._receivers: dict[str, WeightReceiver] = {}
-        self._in_use, self._coming = WeightBuffer(), WeightBuffer()
+        receivers: dict[str, WeightReceiver] = {}
+        self._in_use = ReceivedWeights(on_bucket, receivers)
+        self._coming = ReceivedWeights(on_bucket, receivers)
         self._staged: dict[int, torch.Tensor] = {}
         self._staged_version: int | None = None
 
@@ -49,18 +129,12 @@ class StagedWeights:
         """
         self._staged_version = None
         self._staged = {}
-        self._check(meta)
-        self._coming.begin(meta)
-        for bucket in self._receiver(meta).receive(meta, self._coming):
-            if self._on_bucket is not None:
-                self._on_bucket(meta, bucket)
-        found = self._coming.checksum()
-        if found != meta.checksum:
-            raise WeightTransferError(mismatch(meta, found))
-        for entry in meta.tensors:
-            target = self._tensors[entry["name"]]
+        check_fit(meta, self._tensors)
+        found = self._coming.receive(meta)
+        for name, tensor in self._coming.tensors(meta):
+            target = self._tensors[name]
             if id(target) not in self._staged:
-                self._staged[id(target)] = view_tensor(self._coming.data, entry).to(target.dtype)
+                self._staged[id(target)] = tensor.to(target.dtype)
         self._staged_version = meta.version
         return found
 
@@ -79,30 +153,3 @@ class StagedWeights:
         self._in_use, self._coming = self._coming, self._in_use
         self._staged_version = None
         self._staged = {}
-
-    def _check(self, meta: WeightMeta) -> None:
-        missing = {id(tensor): name for name, tensor in self._tensors.items()}
-        for entry in meta.tensors:
-            name = entry["name"]
-            target = self._tensors.get(name)
-            if target is None:
-                raise WeightSyncError(
-                    f"weight version {meta.version}: the model has no parameter {name!r}"
-                )
-            if entry["shape"] != list(target.shape):
-                raise WeightSyncError(
-                    f"weight version {meta.version}: {name} has shape {entry['shape']}, the "
-                    f"model's is {list(target.shape)}"
-                )
-            missing.pop(id(target), None)
-        if missing:
-            raise WeightSyncError(
-                f"weight version {meta.version} lacks {len(missing)} parameters: "
-                f"{', '.join(sorted(missing.values())[:5])}"
-            )
-
-    def _receiver(self, meta: WeightMeta) -> WeightReceiver:
-        backend = backend_of(meta)
-        if backend not in self._receivers:
-            self._receivers[backend] = new_receiver(meta)
-        return self._receivers[backend]

@@ -21,20 +21,20 @@ Needs the row count that makes a row of a matrix product independent of the othe
 
 import logging
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from rlcore.errors import ConfigError
-from rlcore.pretrained import load_causal_lm
-from rlcore.rollout.engine import EngineRequest
+from rlcore.pretrained import eos_ids, load_causal_lm
+from rlcore.rollout.engine import EngineRequest, check_length
 from rlcore.rollout.prefix_index import PrefixIndex
 from rlcore.rollout.sampling import SlotSampler, uniform
 from rlcore.rollout.slot_cache import ATTENTION_NAME, SlotCache
 from rlcore.rollout.slot_table import SlotTable
 from rlcore.rollout.staged_weights import StagedWeights
+from rlcore.rollout.stop_strings import StopStringReader
 from rlcore.types import TokenOutput, WeightMeta
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class TransformersEngine:
         self._model = _load_model(model_path, dtype, trust_remote_code)
         config = self._model.config.get_text_config()
         _check_model(config, model_path, max_model_len)
-        self._eos_ids = _eos_ids(self._model)
+        self._eos_ids = eos_ids(self._model)
         self._cache = SlotCache(
             num_layers=config.num_hidden_layers,
             num_slots=max_num_seqs,
@@ -110,6 +110,7 @@ class TransformersEngine:
         self._slots = SlotTable(max_num_seqs, max_model_len)
         self._prefixes = PrefixIndex(max_num_seqs)
         self._weights = StagedWeights(self._model)
+        self._stop_strings = StopStringReader(model_path, trust_remote_code)
         self._waiting: deque[EngineRequest] = deque()
         self._to_prefill: dict[tuple[int, ...], list[int]] = {}
         self._version = 0
@@ -136,18 +137,8 @@ class TransformersEngine:
         Raises:
             ConfigError: it is too long, has no prompt, or resumes more than there is.
         """
-        prompt, params = len(request.prompt_ids), request.params
-        if prompt - params.position < 1:
-            raise ConfigError(
-                f"request {request.request_id}: {prompt} prompt tokens, of which the last "
-                f"{params.position} were sampled before, leave no prompt"
-            )
-        if prompt + params.max_tokens > self.max_model_len:
-            raise ConfigError(
-                f"request {request.request_id}: {prompt} prompt tokens + max_tokens "
-                f"{params.max_tokens} = {prompt + params.max_tokens} exceed max_model_len "
-                f"{self.max_model_len}"
-            )
+        check_length(request, self.max_model_len)
+        self._stop_strings.check(request.params)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a checked request; it starts when a slot is free, first come, first served."""
@@ -163,6 +154,12 @@ class TransformersEngine:
         if not self._slots.active.any():
             return []
         return self._decode()
+
+    def hold(self) -> None:
+        """Do nothing: nothing is sampled between two steps."""
+
+    def go_on(self) -> None:
+        """Do nothing: nothing is sampled between two steps."""
 
     def abort(self, request_id: str) -> TokenOutput | None:
         """End a request and return what it has; None when it is not here."""
@@ -219,6 +216,9 @@ class TransformersEngine:
         """Get the memory of keys and values again, empty."""
         self._cache.allocate()
 
+    def close(self) -> None:
+        """Do nothing: there are no processes."""
+
     # Slots
 
     def _fill_slots(self) -> None:
@@ -232,7 +232,8 @@ class TransformersEngine:
             slot = self._slots.take(prefer=source)
             if slot != source:
                 self._prefixes.forget(slot)
-            self._slots.start(slot, request, prompt, replayed, self._eos_ids)
+            stops = self._stop_strings.of(request)
+            self._slots.start(slot, request, prompt, replayed, self._eos_ids, stops)
             self._cache.start_slot(slot, len(prefix))
             if not prefix or slot == source:
                 self._slots.active[slot] = True
@@ -336,16 +337,3 @@ def _check_model(config: Any, path: str, max_model_len: int) -> None:
             f"{path}: data.max_prompt_length + data.max_response_length = {max_model_len} exceed "
             f"the model's {limit} positions"
         )
-
-
-def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_ids_of(model)))
-
-
-def _ids_of(model: PreTrainedModel) -> Iterator[int]:
-    for config in (model.generation_config, model.config):
-        eos = getattr(config, "eos_token_id", None)
-        if isinstance(eos, int):
-            yield eos
-        elif eos is not None:
-            yield from eos

@@ -90,6 +90,14 @@ class ScriptedEngine:
                 del self._outputs[request_id]
         return finished
 
+    def hold(self) -> None:
+        """Note it."""
+        self.calls.append("hold")
+
+    def go_on(self) -> None:
+        """Note it."""
+        self.calls.append("go on")
+
     def abort(self, request_id: str) -> TokenOutput | None:
         """End a request."""
         self.calls.append(f"abort {request_id}")
@@ -132,3 +140,7 @@ class ScriptedEngine:
         """Note it."""
         self.calls.append("restore")
         self.has_cache = True
+
+    def close(self) -> None:
+        """Note it."""
+        self.calls.append("close")

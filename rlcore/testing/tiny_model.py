@@ -51,10 +51,24 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_tiny_model(folder: Path, *, num_layers: int = 4, width: int = 128, seed: int = 0) -> None:
+def build_tiny_model(
+    folder: Path,
+    *,
+    num_layers: int = 4,
+    width: int = 128,
+    seed: int = 0,
+    spread: float = 0.02,
+) -> None:
     """Save a random Llama (float32, about 0.6 M parameters by default) and tokenizer to `folder`.
 
     The weights depend on the arguments only; the process's random state is left as it was.
+
+    Args:
+        folder: Where.
+        num_layers: Layers.
+        width: Numbers per token.
+        seed: Of the weights.
+        spread: Standard deviation of the weights: the larger, the less even are its predictions.
     """
     tokenizer = build_tiny_tokenizer()
     config = LlamaConfig(
@@ -65,6 +79,7 @@ def build_tiny_model(folder: Path, *, num_layers: int = 4, width: int = 128, see
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=2048,
+        initializer_range=spread,
         tie_word_embeddings=True,
         pad_token_id=PAD_ID,
         bos_token_id=START_ID,
