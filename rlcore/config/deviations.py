@@ -136,7 +136,13 @@ DEVIATIONS: tuple[Deviation, ...] = (
         keys=(f"{_ROLLOUT}name",),
         here="`transformers`, the embedded engine",
         verl="no default",
-        restore="`vllm` comes with its issue",
+        restore="`rollout.name=vllm`, where vLLM is installed (`make setup-vllm` on a CPU)",
+    ),
+    Deviation(
+        keys=(f"{_ROLLOUT}tensor_model_parallel_size",),
+        here="1",
+        verl="2",
+        restore="set it",
     ),
     Deviation(
         keys=("reward.num_workers",),

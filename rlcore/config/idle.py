@@ -14,6 +14,7 @@ from rlcore.config.run import RunConfig
 from rlcore.config.tree import Tree, get, leaves
 
 _ACTOR: Final = "actor_rollout_ref.actor."
+_ROLLOUT: Final = "actor_rollout_ref.rollout."
 _ENGINE: Final = "actor_rollout_ref.rollout.checkpoint_engine."
 _FILTER: Final = "algorithm.filter_groups."
 _REWARD: Final = "reward."
@@ -38,7 +39,36 @@ def _when(is_idle: Callable[[RunConfig], bool], setting: str) -> Callable[[RunCo
     return lambda config: setting if is_idle(config) else None
 
 
+def _not_read_by_the_engine(config: RunConfig) -> str | None:
+    name = config.actor_rollout_ref.rollout.name
+    return f"{_ROLLOUT}name={name}" if name == "transformers" else None
+
+
+def _no_gpu(config: RunConfig) -> str | None:
+    is_idle = config.actor_rollout_ref.rollout.name == "vllm" and config.trainer.device == "cpu"
+    return "trainer.device=cpu" if is_idle else None
+
+
+_OF_GPUS = (
+    f"{_ROLLOUT}enforce_eager",
+    f"{_ROLLOUT}gpu_memory_utilization",
+    f"{_ROLLOUT}sleep_level",
+)
+
 IDLE: tuple[Idle, ...] = (
+    Idle(
+        keys=(
+            f"{_ROLLOUT}data_parallel_size",
+            f"{_ROLLOUT}enable_chunked_prefill",
+            f"{_ROLLOUT}enable_prefix_caching",
+            f"{_ROLLOUT}expert_parallel_size",
+            f"{_ROLLOUT}max_num_batched_tokens",
+            f"{_ROLLOUT}tensor_model_parallel_size",
+            *_OF_GPUS,
+        ),
+        because=_not_read_by_the_engine,
+    ),
+    Idle(keys=_OF_GPUS, because=_no_gpu),
     Idle(
         keys=(f"{_QUEUE}SimpleStorage.total_storage_size",),
         because=_when(

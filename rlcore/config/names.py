@@ -112,8 +112,7 @@ KINDS: tuple[NamedKind, ...] = (
         key=f"{_ROLLOUT}name",
         kind="engine",
         read=lambda config: (config.actor_rollout_ref.rollout.name,),
-        works=("transformers",),
-        not_yet=("vllm",),
+        works=("transformers", "vllm"),
         never=dict.fromkeys(
             ("sglang", "trtllm", "hf"), "the engines of rollflow are transformers and vllm"
         ),

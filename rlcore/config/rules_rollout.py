@@ -1,6 +1,7 @@
 """Rules about sampling, the engine, agent loops, rewards and validation."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Final
 
 from rlcore.config.problems import Problem
@@ -15,6 +16,8 @@ _BACKEND_SETTINGS: Final = {
     "naive": (),
     "shm": (),
 }
+_VLLM_HOTTEST: Final = 2.0
+_ONE_PROCESS: Final = frozenset({"gloo", "mooncake"})
 
 
 def validation_sampling_fits(config: RunConfig) -> Iterator[Problem]:
@@ -104,6 +107,60 @@ def expert_parallel_is_the_product(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def vllm_is_there(config: RunConfig) -> Iterator[Problem]:
+    """The engine vllm can be imported."""
+    if config.actor_rollout_ref.rollout.name == "vllm" and find_spec("vllm") is None:
+        yield Problem(
+            path=f"{_ROLLOUT}name",
+            value="vllm",
+            reason="vLLM is not installed here",
+            fix="`make setup-vllm` and use .venv-vllm/bin/rollflow, or set it to transformers, "
+            "which runs on any CPU",
+            is_unsupported=True,
+        )
+
+
+def vllm_can_do_it(config: RunConfig) -> Iterator[Problem]:
+    """What the engine vllm cannot do is not asked of it."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name != "vllm":
+        return
+    if rollout.full_determinism:
+        yield Problem(
+            path=f"{_ROLLOUT}full_determinism",
+            value=True,
+            reason=f"responses of {_ROLLOUT}name=vllm depend in the last bits on others",
+            fix=f"leave it out, or set {_ROLLOUT}name=transformers",
+            involves=(f"{_ROLLOUT}name",),
+        )
+    for key, value in (
+        (f"{_ROLLOUT}temperature", rollout.temperature),
+        (f"{_VAL}.temperature", rollout.val_kwargs.temperature),
+    ):
+        if value > _VLLM_HOTTEST:
+            yield Problem(
+                path=key,
+                value=value,
+                reason=f"{_ROLLOUT}name=vllm samples at temperatures up to {_VLLM_HOTTEST:g}",
+                fix=f"set it to {_VLLM_HOTTEST:g} at most",
+                involves=(f"{_ROLLOUT}name",),
+            )
+    processes = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    backend = rollout.checkpoint_engine.backend
+    if processes > 1 and backend in _ONE_PROCESS:
+        yield Problem(
+            path=f"{_ENGINE}backend",
+            value=backend,
+            reason=(
+                f"it sends to one process of a replica, which has tensor_model_parallel_size "
+                f"{rollout.tensor_model_parallel_size} x data_parallel_size "
+                f"{rollout.data_parallel_size} = {processes}"
+            ),
+            fix="set it to shm, from which each process reads by itself",
+            involves=(f"{_ROLLOUT}tensor_model_parallel_size", f"{_ROLLOUT}data_parallel_size"),
+        )
+
+
 def overlong_buffer_fits(config: RunConfig) -> Iterator[Problem]:
     """DAPO's buffer lies within the response."""
     kwargs = config.reward.reward_kwargs
@@ -169,6 +226,8 @@ RULES = (
     engine_reads_whole_trajectories,
     settings_belong_to_the_weight_backend,
     expert_parallel_is_the_product,
+    vllm_is_there,
+    vllm_can_do_it,
     overlong_buffer_fits,
     reward_manager_has_a_place,
     reward_model_is_named,

@@ -140,7 +140,7 @@ BAD = [
     (["trainer.val_only=true", "trainer.val_before_train=false"], "trainer.val_before_train",
      "contradicts trainer.val_only=true"),
     # engine, pools, devices
-    ([f"{ROLLOUT}expert_parallel_size=3"], f"{ROLLOUT}expert_parallel_size", "2 x data_parallel"),
+    ([f"{ROLLOUT}expert_parallel_size=3"], f"{ROLLOUT}expert_parallel_size", "1 x data_parallel"),
     ([f"{ROLLOUT}mode=sync"], f"{ROLLOUT}mode", "always servers"),
     (["trainer.use_v1=false"], "trainer.use_v1", "becomes a trainer mode"),
     ([f"{V1}trainer_mode=separate_async", "trainer.device=cuda"], f"{ROLLOUT}nnodes",

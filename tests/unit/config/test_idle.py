@@ -41,6 +41,8 @@ SWITCHES = {
     ],
     "critic.ppo_micro_batch_size_per_gpu=4": [GAE, "critic.use_dynamic_bsz=false"],
     "critic.ppo_max_token_len_per_gpu=999": [GAE, "critic.use_dynamic_bsz=true"],
+    f"{A}rollout.max_num_batched_tokens=4096": [f"{A}rollout.name=vllm"],
+    f"{A}rollout.sleep_level=2": [f"{A}rollout.name=vllm", "trainer.device=cuda"],
     "ray.num_cpus=2": [],
     f"{QUEUE}SimpleStorage.total_storage_size=5000": [],
     f"{QUEUE}MooncakeStore.protocol=rdma": [IN_MOONCAKE],

@@ -120,7 +120,6 @@ VERL_DEFAULTS = {
     "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs": {},
     "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": None,
     "actor_rollout_ref.rollout.nnodes": 0,
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
     "actor_rollout_ref.rollout.data_parallel_size": 1,
     "actor_rollout_ref.rollout.expert_parallel_size": 1,
     "actor_rollout_ref.rollout.pipeline_model_parallel_size": 1,
