@@ -46,7 +46,7 @@ test-postgres: setup ## A shared Prefect server on PostgreSQL, which is started 
 	$(BIN)/pytest -m postgres tests/integration
 
 test-vllm: setup-vllm model ## The engine vllm on a CPU: its contract, weight updates, three steps of the main job (at most 9 minutes)
-	$(VLLM)/bin/pytest -m vllm tests/unit/rollout tests/integration
+	$(VLLM)/bin/pytest -m vllm tests/unit/config tests/unit/rollout tests/integration
 
 pages: setup ## Pages of a real run, photographed for the README
 	ROLLFLOW_PAGES=$(CURDIR)/deployments/pages $(BIN)/pytest tests/integration/test_pages.py

@@ -21,7 +21,8 @@ def offpolicy_metrics(
 
     Keys: kl = mean(-d) of KL(rollout || train), k3_kl, chi2_token = mean(exp(2 d)) - 1, chi2_seq
     with d summed over a row, training_ppl and rollout_ppl = mean over non-empty rows of
-    exp(-mean logp), probs_diff_{mean,max,std} of the token probabilities.
+    exp(-mean logp), probs_diff_{mean,max,std} of the token probabilities, logp_diff_{mean,max} of
+    |d|.
 
     Args:
         train_logp: recomputed by the trainer before the update, never the current policy.
@@ -45,5 +46,7 @@ def offpolicy_metrics(
         "probs_diff_mean": mean_difference,
         "probs_diff_max": select(difference, mask).amax() if difference.numel() else d.sum(),
         "probs_diff_std": masked_mean((difference - mean_difference).square(), mask).sqrt(),
+        "logp_diff_mean": masked_mean(d.abs(), mask),
+        "logp_diff_max": d.abs().amax() if d.numel() else d.sum(),
     }
     return {name: value.item() for name, value in values.items()}

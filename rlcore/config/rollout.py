@@ -10,6 +10,7 @@ from rlcore.config.base import (
     Devices,
     Factor,
     Hosts,
+    LogProb,
     Megabytes,
     PathText,
     Processes,
@@ -99,6 +100,16 @@ class CheckpointEngineConfig(Section):
     """Python file that registers a backend of yours."""
 
 
+class LogProbsAlarmConfig(Section):
+    """How far engine and trainer may be apart in the log-probs of what was just sampled (ours)."""
+
+    mean: LogProb | None = Field(default=None, gt=0)
+    """Mean over the tokens of a step; null: 1e-5 where both compute in float32 in sync mode, no
+    limit elsewhere (ours)."""
+    max: LogProb | None = Field(default=None, gt=0)
+    """Largest of a step; null: 1e-3 there (ours)."""
+
+
 class RolloutConfig(Section):
     """The generation side."""
 
@@ -125,6 +136,8 @@ class RolloutConfig(Section):
     """Bitwise repeatable runs: one thread count, deterministic algorithms, fixed routing."""
     calculate_log_probs: Literal[True] = True
     """The engine reports the log-prob of every token that it samples."""
+    log_probs_alarm: LogProbsAlarmConfig = Field(default_factory=LogProbsAlarmConfig)
+    """When engine and trainer count as apart."""
     val_kwargs: ValKwargsConfig = Field(default_factory=ValKwargsConfig)
     """Sampling of validation."""
     agent: AgentConfig = Field(default_factory=AgentConfig)

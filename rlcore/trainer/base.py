@@ -16,6 +16,7 @@ from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from rlcore.registry import Registry
 from rlcore.tracking.batch_metrics import batch_metrics
+from rlcore.tracking.engine_gap import watch_engine
 from rlcore.tracking.off_policy import off_policy_metrics
 from rlcore.trainer.advantage import (
     AdvantageSpec,
@@ -214,12 +215,13 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
         if self.config.algorithm.rollout_correction.bypass_mode:
             queue = attached_queue(self.config.deadlines.queue)
             return copy_rollout_log_probs(queue, self._partition("train"), self._leased(batch))
-        return self.training.with_deadline(self.deadline_s).compute_log_prob(
+        metrics = self.training.with_deadline(self.deadline_s).compute_log_prob(
             self._key(),
             self._partition("train"),
             self._leased(batch),
             keeps_start=self.inner_steps > 1,
         )
+        return watch_engine(self.config, metrics)
 
     def _compute_advantage(self, batch: BatchRef) -> Metrics:
         """Write `advantages`, `returns` and what corrects them, by `algorithm`."""

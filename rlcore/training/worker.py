@@ -362,7 +362,6 @@ def _log_prob_metrics(rows: Rows) -> dict[str, float]:
     if "rollout_log_probs" in padded:
         gap = offpolicy_metrics(padded["old_log_probs"], padded["rollout_log_probs"], mask)
         for name, value in gap.items():
-            is_difference = name.startswith("probs_diff")
-            prefix = "training/rollout_" if is_difference else "rollout_corr/"  # as verl
+            prefix = "training/rollout_" if "_diff_" in name else "rollout_corr/"  # as verl
             metrics[prefix + name] = value
     return metrics

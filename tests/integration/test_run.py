@@ -171,6 +171,8 @@ def test_metrics_tell_an_on_policy_run(run):
         assert abs(metrics["actor/ppo_kl"]) < 1e-6
         assert metrics["training/prompts_fed"] == 4
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
+        assert 0 < metrics["training/rollout_logp_diff_mean"] <= 1e-5
+        assert metrics["training/rollout_logp_alarm"] == 0
         assert 0 <= metrics["critic/score/mean"] <= 1
     # Attempt 1 published version 3 for a step 3 that is lost: it is never given to other weights.
     versions = [by_step[step]["checkpoint_engine/version"] for step in range(1, STEPS + 1)]

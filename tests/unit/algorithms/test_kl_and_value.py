@@ -123,6 +123,10 @@ def test_offpolicy_metrics_by_hand():
     assert metrics["probs_diff_max"] == pytest.approx(0.25)
     assert metrics["probs_diff_mean"] == pytest.approx(0.25 / 3)
     assert metrics["probs_diff_std"] == pytest.approx(math.sqrt((2 * 1 + 4) / 9 * 0.0625 / 3))
+    assert metrics["logp_diff_max"] == pytest.approx(ln2)
+    assert metrics["logp_diff_mean"] == pytest.approx(ln2 / 3)
+    below = offpolicy_metrics(rollout, train, mask)
+    assert below["logp_diff_max"] == pytest.approx(ln2)
     empty = offpolicy_metrics(torch.zeros(0, 0), torch.zeros(0, 0), torch.zeros(0, 0))
     assert set(empty.values()) == {0.0}
 
