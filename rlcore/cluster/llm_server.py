@@ -30,7 +30,7 @@ MAX_REQUESTS = 4096
 """Requests that one replica holds at a time; more wait in Ray."""
 
 OBEYS_S = 1.0
-"""A replica that Ray has told to end needs a moment; the console tells of a crash where
+"""A replica that Ray has told to end first ends its engine's processes; Ray tells of a crash where
 it is killed meanwhile."""
 
 REPLY_S = 30.0
