@@ -104,8 +104,8 @@ class LogProbsAlarmConfig(Section):
     """How far engine and trainer may be apart in the log-probs of what was just sampled (ours)."""
 
     mean: LogProb | None = Field(default=None, gt=0)
-    """Mean over the tokens of a step; null: 1e-5 where both compute in float32 in sync mode, no
-    limit elsewhere (ours)."""
+    """Mean over the tokens of a step; null: 1e-5 (vllm: 2e-5) where both compute in float32 in sync
+    mode, no limit elsewhere (ours)."""
     max: LogProb | None = Field(default=None, gt=0)
     """Largest of a step; null: 1e-3 there (ours)."""
 

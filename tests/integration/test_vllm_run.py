@@ -12,6 +12,7 @@ from real_parts.project import Project
 from transformers import AutoModelForCausalLM
 
 from rlcore.tracking.curves import read_metrics
+from rlcore.tracking.engine_gap import VLLM_MEAN
 
 pytestmark = [pytest.mark.integration, pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -52,7 +53,8 @@ def test_engine_and_trainer_agree_after_every_update(run):
         metrics = by_step[step]
         assert metrics["actor/grad_norm"] > 0
         assert metrics["checkpoint_engine/version"] == step
-        assert 0 < metrics["training/rollout_logp_diff_mean"] <= 1e-5
+        # Not 1e-5: see `VLLM_MEAN`. Weights of the step before are 1e-3 off and more.
+        assert 0 < metrics["training/rollout_logp_diff_mean"] <= VLLM_MEAN
         assert metrics["training/rollout_logp_diff_max"] <= 1e-3
         assert metrics["training/rollout_logp_alarm"] == 0
         assert metrics["training/prompts_fed"] == 8
