@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-STEPS = 40
+STEPS = 30
 ROOT = "troubled"
 OVERRIDES = {
     "actor_rollout_ref.rollout.full_determinism": True,

@@ -19,28 +19,25 @@ def fed_rows(run):
     return [spec["uid"].rsplit("-", 1)[0] for spec in fed if not spec["validate"]]
 
 
-def only_run(joined, root):
-    (run,) = (path for path in (joined.root / root).iterdir() if path.name != ".prefect")
-    return run
+def train(joined, run, *overrides):
+    code, text = joined.run(
+        "train", "grpo-tiny-curriculum", "actor_rollout_ref.rollout.full_determinism=true",
+        f"data.cache_dir={joined.root}/c", f"trainer.default_local_dir={run}",
+        f"trainer.runs_root={run.parent}", *overrides,
+    )  # fmt: skip
+    assert code == 0, text[-3000:]
 
 
 def test_a_resumed_curriculum_goes_the_way_of_one_without_a_stop(joined):
-    same = ["actor_rollout_ref.rollout.full_determinism=true", f"data.cache_dir={joined.root}/c"]
-    code, text = joined.run("train", "grpo-tiny-curriculum", *same, "trainer.runs_root=whole")
-    assert code == 0, text[-3000:]
-    whole = only_run(joined, "whole")
-    first = [*same, "trainer.runs_root=parts", "trainer.default_local_dir=parts/run"]
-    code, text = joined.run(
-        "train", "grpo-tiny-curriculum", *first, "trainer.total_training_steps=3"
-    )
-    assert code == 0, text[-3000:]
-    code, text = joined.run("train", "grpo-tiny-curriculum", *first)
-    assert code == 0, text[-3000:]
-    parts = joined.root / "parts" / "run"
-    assert fed_rows(parts) == fed_rows(whole)
-    assert len(fed_rows(whole)) == len(set(fed_rows(whole))) == 24
+    whole = joined.root / "curriculum" / "run"
+    train(joined, whole)
+    fed = fed_rows(whole)
+    assert len(fed) == len(set(fed)) == 24
+    halfway = whole / "global_step_3"
+    train(joined, whole, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={halfway}")
+    assert fed_rows(whole) == [*fed, *fed[12:]]
     # Only the first epoch has every row once.
-    assert sorted(row.split("-")[2] for row in fed_rows(whole)[:8]) == [str(i) for i in range(8)]
+    assert sorted(row.split("-")[2] for row in fed[:8]) == [str(i) for i in range(8)]
     state = json.loads((whole / "global_step_6" / "trainer.json").read_text())["state"]
     assert set(state["sampler"]) == {"live", "epochs"}
     steps = [json.loads(line) for line in (whole / "metrics.jsonl").open()]

@@ -1,4 +1,4 @@
-"""Samplers and modes that verl's users write, with only their import lines changed."""
+"""Agent loops, samplers and modes as verl's users write them: only import lines are rollflow's."""
 
 import pytest
 
@@ -6,6 +6,26 @@ from rlcore.tracking.curves import read_metrics
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+SEED_LOOP = """
+import uuid
+from typing import Any
+from rlcore.agent_loop import AgentLoopBase, AgentLoopOutput, register
+
+@register("my_agent")
+class MyAgentLoop(AgentLoopBase):
+    async def run(self, sampling_params: dict[str, Any], **kwargs) -> AgentLoopOutput:
+        messages = list(kwargs["raw_prompt"])
+        prompt_ids = await self.apply_chat_template(messages)
+        out = await self.server_manager.generate(
+            request_id=uuid, prompt_ids=prompt_ids, sampling_params=sampling_params,
+        )
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=out.token_ids,
+            response_mask=[1] * len(out.token_ids),
+            num_turns=2,
+        )
+"""
 SEED_SAMPLER = """
 from rlcore.buffer.replay_buffer import ReplayBuffer
 
@@ -25,6 +45,7 @@ class MyTrainer(PPOTrainer):
         if self.global_steps % 2 == 0:
             self.checkpoint_manager.update_weights(self.global_steps)
 """
+AGENT = "actor_rollout_ref.rollout.agent"
 SAMPLER = "trainer.v1.sampler"
 
 
@@ -43,17 +64,32 @@ def train(joined, name, *overrides):
     ]
 
 
-def test_a_sampler_written_for_verl_trains(joined):
+@pytest.fixture(scope="module")
+def steps_of_both(joined):
+    """What a run with an agent loop and a sampler of the user's reports of its steps."""
+    (joined.root / "my_agent_loop.py").write_text(SEED_LOOP)
+    (joined.root / "my_agents.yaml").write_text(
+        "- name: my_agent\n  _target_: my_agent_loop.MyAgentLoop\n"
+    )
     (joined.root / "my_sampler.py").write_text(SEED_SAMPLER)
-    steps = train(
-        joined, "sampler", "trainer.total_training_steps=3",
+    return train(
+        joined, "both", "trainer.total_training_steps=3",
+        f"{AGENT}.agent_loop_config_path=my_agents.yaml",
+        f"{AGENT}.default_agent_loop=my_agent",
         f"{SAMPLER}.custom_sampler.path=my_sampler.py",
         f"{SAMPLER}.custom_sampler.name=MyReplayBuffer",
         f"{SAMPLER}.max_off_policy_threshold=8",
         "trainer.v1.trainer_mode=colocate_async",
         "trainer.v1.colocate_async.num_warmup_batches=1",
     )  # fmt: skip
-    assert [step["training/global_step"] for step in steps] == [1, 2, 3]
+
+
+def test_an_agent_loop_written_for_verl_trains(steps_of_both):
+    assert [step["num_turns/mean"] for step in steps_of_both] == [2, 2, 2]
+
+
+def test_a_sampler_written_for_verl_trains(steps_of_both):
+    assert [step["training/global_step"] for step in steps_of_both] == [1, 2, 3]
 
 
 def test_a_mode_written_for_verl_trains_and_updates_every_second_step(joined):
