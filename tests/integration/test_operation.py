@@ -2,9 +2,12 @@
 
 import json
 import time
+from datetime import datetime, timedelta
+from itertools import pairwise
 from uuid import uuid4
 
 import pytest
+from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Crashed, Failed, Running
 
@@ -61,6 +64,34 @@ def test_the_nightly_schedule_comes_at_one_in_the_morning(site):
     times = [time for (time,) in site.until("nothing is scheduled", scheduled)]
     assert all(" 01:00:00" in str(time) or "T01:00:00" in str(time) for time in times)
     assert len(times) == len(set(times))
+
+
+def test_an_interval_schedule_fires_again_and_again(site):
+    """That of the watcher, every ten seconds instead of every five minutes."""
+    reschedule(site, timedelta(seconds=10))
+
+    def fired():
+        found = site.query(
+            "select r.expected_start_time from flow_run r join flow f on r.flow_id = f.id "
+            "where f.name = 'watch-data' and r.auto_scheduled and r.state_name = 'Unchanged' "
+            "order by r.expected_start_time"
+        )
+        times = [datetime.fromisoformat(str(time)) for (time,) in found]
+        return [b - a for a, b in pairwise(times) if b - a == timedelta(seconds=10)]
+
+    site.until(f"it does not fire: {site.flow_runs('watch-data')[:5]}", fired)
+    reschedule(site, timedelta(days=1))
+
+
+def reschedule(site, interval):
+    async def put(client):
+        deployment = await client.read_deployment_by_name("watch-data/new-data")
+        (had,) = deployment.schedules
+        await client.update_deployment_schedule(
+            deployment.id, had.id, schedule=IntervalSchedule(interval=interval)
+        )
+
+    site.ask(put)
 
 
 def test_wrong_parameters_are_refused_before_a_run_exists(site):
