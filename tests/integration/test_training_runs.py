@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.training_runs]
 def trained(joined, *overrides: str) -> tuple[Path, dict[int, dict[str, float]]]:
     """Run the tiny preset to its end; return the run's folder and its metrics by step."""
     before = {path.name for path in (joined.root / "runs").glob("*")}
-    code, text = joined.run("train", "grpo-tiny", *overrides)
+    code, text = joined.run(
+        "train", "grpo-tiny", "trainer.val_before_train=false", "trainer.test_freq=-1", *overrides
+    )
     assert code == 0, text[-4000:]
     found = [p for p in (joined.root / "runs").iterdir() if p.name not in before | {".prefect"}]
     assert len(found) == 1
@@ -35,7 +37,6 @@ def test_ppo_with_a_critic_and_both_kls_on_two_ranks(joined):
         "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=3",
         "trainer.save_freq=3",
-        "trainer.test_freq=-1",
     )
     assert "actor/pg_loss" not in steps[1] and "critic/vf_loss" in steps[1]
     # the policy is the reference up to and with step 2: the weight falls by 0.2 * 16 / 100
@@ -59,7 +60,6 @@ def test_adapters_train_and_are_exported_merged(joined):
         "actor_rollout_ref.actor.use_kl_loss=true",
         "trainer.total_training_steps=2",
         "trainer.save_freq=2",
-        "trainer.test_freq=-1",
     )
     assert steps[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
     assert steps[2]["actor/kl_loss"] > 0
