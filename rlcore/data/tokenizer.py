@@ -5,9 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlcore.errors import DataError
+
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
+"""What chat templates raise for messages that they were not written for."""
 
 
 def load_tokenizer(

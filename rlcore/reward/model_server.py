@@ -5,29 +5,24 @@
     GET  /health
 
 Behind it are LLM servers of our own, with router and client: a request whose replica dies goes on
-at another one. What cannot be answered is 400 and says why; a replica that is not there is 503: an
-outage looks like an outage.
+at another one. What cannot be answered is 400 and says why; a replica that is not there is 503.
 """
 
 import hashlib
 import json
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rlcore.data.tokenizer import encode_chat
-from rlcore.errors import ConfigError, RLCoreError, TransientError
+from rlcore.data.tokenizer import TEMPLATE_ERRORS, encode_chat
+from rlcore.errors import ConfigError
+from rlcore.json_http import JsonServer, answering, usage
 from rlcore.rollout.client import sampling_seed
 from rlcore.types import TokenOutput
 
-logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 32 * 2**20
 CHAT_OPTIONS = {
     "messages", "model", "temperature", "max_tokens", "max_completion_tokens", "seed",
 }  # fmt: skip
@@ -78,26 +73,22 @@ class RewardModelServer:
         self._max_response_tokens = max_response_tokens
         self._stop_token_ids = stop_token_ids
         self._num_requests = 0
-        self._runner: web.AppRunner | None = None
+        self._server = JsonServer(
+            [
+                web.post("/v1/chat/completions", answering(self.chat)),
+                web.post("/classify", answering(self.classify)),
+                web.get("/health", _healthy),
+            ],
+            name="the reward model",
+        )
 
     async def start(self, host: str) -> str:
         """Open a free port; return `host:port`."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_post("/v1/chat/completions", _answering(self.chat))
-        app.router.add_post("/classify", _answering(self.classify))
-        app.router.add_get("/health", _healthy)
-        # A reward function that was killed asks no more: its request must not go on.
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, 0)
-        await site.start()
-        port = self._runner.addresses[0][1]
-        return f"{host}:{port}"
+        return await self._server.start(host)
 
     async def close(self) -> None:
         """Close the port."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._server.close()
 
     async def chat(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a conversation as the judge.
@@ -122,7 +113,6 @@ class RewardModelServer:
         )
         text = self._tokenizer.decode(output.token_ids, skip_special_tokens=True)
         reason = "stop" if output.stop_reason == "completed" else "length"
-        num_prompt, num_new = len(ids), len(output.token_ids)
         return {
             "id": f"chatcmpl-{self._num_requests}",
             "object": "chat.completion",
@@ -135,11 +125,7 @@ class RewardModelServer:
                     "finish_reason": reason,
                 }
             ],
-            "usage": {
-                "prompt_tokens": num_prompt,
-                "completion_tokens": num_new,
-                "total_tokens": num_prompt + num_new,
-            },
+            "usage": usage(len(ids), len(output.token_ids)),
         }
 
     async def classify(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +153,7 @@ class RewardModelServer:
             raise ConfigError("messages must be a list of {role, content}")
         try:
             ids = encode_chat(self._tokenizer, messages, {}, is_open=generates)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except TEMPLATE_ERRORS as error:
             raise ConfigError(f"the chat template refuses the messages: {error}") from error
         self._check_length(ids)
         return ids
@@ -203,33 +189,6 @@ def _check_options(request: Mapping[str, Any]) -> None:
         )
 
 
-def _answering(
-    answer: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Return a handler: JSON in, JSON out, errors as status codes."""
-
-    async def handle(request: web.Request) -> web.Response:
-        try:
-            body = await request.json()
-        except ValueError as error:
-            return _refused(400, f"the body is no JSON: {error}")
-        if not isinstance(body, dict):
-            return _refused(400, "the body must be a JSON object")
-        try:
-            return web.json_response(await answer(body))
-        except TransientError as error:
-            return _refused(503, str(error))
-        except (RLCoreError, TypeError, ValueError) as error:
-            return _refused(400, str(error))
-
-    return handle
-
-
 async def _healthy(request: web.Request) -> web.Response:
     del request
     return web.json_response({"status": "ok"})
-
-
-def _refused(status: int, message: str) -> web.Response:
-    logger.warning("a request to the reward model is answered %d: %s", status, message)
-    return web.json_response({"error": {"message": message}}, status=status)
