@@ -75,11 +75,16 @@ class ChatEncoder:
         kwargs = {**self._kwargs, "tools": list(tools)} if tools else self._kwargs
         return encode_chat(self._tokenizer, messages, kwargs)
 
-    def following(self, messages: Sequence[Message]) -> list[int]:
+    def ends_turn(self, token_ids: Sequence[int]) -> bool:
+        """Whether the model has ended its turn itself: it was not cut off."""
+        return bool(token_ids) and token_ids[-1] in self._stop_ids
+
+    def following(self, messages: Sequence[Message], *, is_ended: bool = True) -> list[int]:
         """Return the tokens between the end of the model's turn and the beginning of its next.
 
         Args:
             messages: What came after the model's turn, in order.
+            is_ended: The turn has its end token; else it is closed as the template does it.
 
         Raises:
             ConfigError: the template puts no stop token at the end of the model's turn.
@@ -89,7 +94,7 @@ class ChatEncoder:
         ids = self._tokenizer(tail, add_special_tokens=False)["input_ids"]
         for position, token in enumerate(ids):
             if token in self._stop_ids:
-                return ids[position + 1 :]
+                return ids[position + 1 :] if is_ended else ids
         raise ConfigError(
             "the chat template ends the model's turn without a stop token "
             f"({sorted(self._stop_ids)}), so turns cannot be joined; use another chat_template, or "

@@ -84,12 +84,7 @@ class ToolAgentLoop(AgentLoopBase):
 
     def _begin(self, sampling_params: dict[str, Any], row: Mapping[str, Any]) -> _Session:
         schemas = self._select_tools((row.get("extra_info") or {}).get("tool_selection"))
-        messages = [dict(message) for message in row["raw_prompt"]]
-        shown = schemas
-        if schemas and not self._encoder.shows_tools:
-            messages = _with_system(messages, self._format.describe(schemas))
-            shown = []
-        prompt_ids = self._encoder.start(messages, shown)
+        prompt_ids = self._format.encode_start(self._encoder, row["raw_prompt"], schemas)
         limit = self.data_config.max_prompt_length
         if len(prompt_ids) > limit:
             raise DataError(
@@ -163,14 +158,6 @@ class ToolAgentLoop(AgentLoopBase):
         if isinstance(call, ToolCall) and call.name in self.tools.tools.keys() - allowed:
             call = InvalidCall(reason=f"the tool {call.name} is not available here")
         return await self.tools.call(call)
-
-
-def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Put a text at the end of the system message, which is made if there is none."""
-    if messages and messages[0]["role"] == "system":
-        system = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
-        return [system, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
 
 
 def _output(session: _Session) -> AgentLoopOutput:

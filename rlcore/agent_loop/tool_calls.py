@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlcore.agent_loop.chat_encoder import ChatEncoder, Message
 from rlcore.registry import Registry
 from rlcore.tools.calls import InvalidCall, ToolCall
 
@@ -23,6 +24,8 @@ class ToolCallFormat:
     """For `tokenizer.parse_response`; gives a list `tool_calls`."""
     instructions: str
     """Tells a model about the format whose chat template does not."""
+    opening: str = "<tool_call>"
+    """Text with which a call begins."""
 
     def parse(
         self, tokenizer: PreTrainedTokenizerBase, text: str, tools: Sequence[Mapping[str, Any]]
@@ -51,6 +54,23 @@ class ToolCallFormat:
         """Return the system message's part about tools."""
         listed = "\n".join(json.dumps(tool) for tool in tools)
         return f"You can call these tools:\n<tools>\n{listed}\n</tools>\n{self.instructions}"
+
+    def encode_start(
+        self,
+        encoder: ChatEncoder,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[int]:
+        """Return the tokens of a conversation's start, in which the model is told of its tools.
+
+        Args:
+            encoder: Of the run; where its template shows no tools, the system message does.
+            messages: The conversation.
+            tools: OpenAI schemas.
+        """
+        if tools and not encoder.shows_tools:
+            return encoder.start(_with_system(messages, self.describe(tools)))
+        return encoder.start(messages, tools)
 
 
 TOOL_CALL_FORMATS: Registry[ToolCallFormat] = Registry("tool call format")
@@ -106,6 +126,14 @@ TOOL_CALL_FORMATS.register("qwen3_coder")(
         ),
     )
 )
+
+
+def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
+    """Put a text at the end of the system message, which is made if there is none."""
+    if messages and messages[0]["role"] == "system":
+        system = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [system, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _call_of(found: Any) -> ToolCall | InvalidCall:

@@ -28,21 +28,27 @@ class Transcript:
     stop: str = ""
     """Why it ended."""
 
-    def add_sampled(self, output: TokenOutput) -> None:
-        """Append a turn of the model."""
-        self.ids += output.token_ids
-        self.mask += [1] * len(output.token_ids)
-        self.log_probs += output.log_probs
-        self.versions += output.weight_versions
+    def add_sampled(self, output: TokenOutput, *, is_trained: bool = True) -> None:
+        """Append a turn of the model; one that is trained elsewhere is context here."""
+        if is_trained:
+            self.ids += output.token_ids
+            self.mask += [1] * len(output.token_ids)
+            self.log_probs += output.log_probs
+            self.versions += output.weight_versions
+        else:
+            self._add_given(output.token_ids)
         self.assistant_turns += 1
 
     def add_context(self, ids: Sequence[int]) -> None:
         """Append what the model is told."""
+        self._add_given(ids)
+        self.user_turns += 1
+
+    def _add_given(self, ids: Sequence[int]) -> None:
         self.ids += ids
         self.mask += [0] * len(ids)
         self.log_probs += [0.0] * len(ids)
         self.versions += [-1] * len(ids)
-        self.user_turns += 1
 
     def output(
         self, metrics: Mapping[str, float], extra_fields: Mapping[str, Any]

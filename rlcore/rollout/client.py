@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,11 @@ MIN_FLUSH_S = 0.5
 """However fast an engine is: thousands of requests that ask one replica cost it time, too."""
 PACE_WEIGHT = 0.2
 """Of the newest request in the mean pace of requests."""
+WATCH_INTERVAL_S = 0.1
+"""How often the partial output of a request is fetched that somebody reads as it is sampled."""
+
+Watcher = Callable[[TokenOutput], None]
+"""Is told of everything that a request has so far; after a replica's death it may be less."""
 
 
 def sampling_seed(run_seed: int, identity: str, session_id: int, turn: int) -> int:
@@ -63,6 +68,15 @@ class _Progress:
         self.weight_versions += part.weight_versions
         self.extra_fields.update(part.extra_fields)
         self.num_parts += 1
+
+    def followed_by(self, part: TokenOutput) -> TokenOutput:
+        """Return everything with a part that is not complete yet."""
+        return TokenOutput(
+            token_ids=self.token_ids + part.token_ids,
+            log_probs=self.log_probs + part.log_probs,
+            weight_versions=self.weight_versions + part.weight_versions,
+            stop_reason="",
+        )
 
     def output(self, stop_reason: str) -> TokenOutput:
         """Return everything as one output."""
@@ -138,6 +152,7 @@ class LLMServerClient:
         *,
         routing_key: str | None = None,
         deadline: PausableTimeout | None = None,
+        on_partial: Watcher | None = None,
     ) -> TokenOutput:
         """Sample a response to `prompt_ids`.
 
@@ -147,11 +162,13 @@ class LLMServerClient:
             sampling_params: temperature, do_sample, max_tokens, stop_token_ids, seed, ...
             routing_key: Requests with the same one go to one replica; default `request_id`.
             deadline: Round this call; stands still while no replica serves.
+            on_partial: Called several times a second while the request runs.
 
         Raises:
             NoReplicaError: no replica serves.
             RolloutError: a replica broke the contract.
         """
+        watch = None if on_partial is None else lambda p: on_partial(progress.followed_by(p))
         budget = int(sampling_params["max_tokens"])
         params = {**sampling_params}
         params.setdefault("seed", sampling_seed(self.seed, request_id, 0, 0))
@@ -163,7 +180,7 @@ class LLMServerClient:
             part_id = f"{request_id}-{progress.num_parts}"
             async with self.router.acquire(routing_key or request_id, deadline) as (name, replica):
                 part = await self._generate_part(
-                    name, replica, part_id, [*prompt_ids, *progress.token_ids], params
+                    name, replica, part_id, [*prompt_ids, *progress.token_ids], params, watch
                 )
             progress.add(part, name)
             self.tokens_generated += len(part.token_ids)
@@ -181,6 +198,7 @@ class LLMServerClient:
         request_id: str,
         prompt_ids: list[int],
         params: dict[str, Any],
+        watch: Watcher | None,
     ) -> TokenOutput:
         """Return what one replica gave: to the end, to its abort or to its death."""
         held = TokenOutput(token_ids=[], log_probs=[], weight_versions=[], stop_reason="aborted")
@@ -188,11 +206,17 @@ class LLMServerClient:
         began = time.monotonic()
         try:
             while True:
-                done, _ = await asyncio.wait({running}, timeout=self._next_flush_s())
-                held = running.result() if done else await replica.partial(request_id) or held
+                wait_s = self._next_flush_s() if watch is None else WATCH_INTERVAL_S
+                done, _ = await asyncio.wait({running}, timeout=wait_s)
+                seen = running.result() if done else await replica.partial(request_id)
+                if seen is not None and (done or self._flush_interval_s is not None):
+                    # Without a flush interval a request is made anew, whatever was shown of it.
+                    held = seen
                 self._learn(len(held.token_ids), time.monotonic() - began)
                 if done:
                     return held
+                if seen is not None and watch is not None:
+                    watch(seen)
         except ActorUnavailableError as error:
             self.router.remove(name, replica)
             logger.warning(
@@ -248,14 +272,16 @@ class SessionClient:
         request_id: str,
         prompt_ids: Sequence[int],
         sampling_params: dict[str, Any],
+        *,
+        on_partial: Watcher | None = None,
         **media: Any,
     ) -> TokenOutput:
         """Sample one turn.
 
         The seed follows from the run's seed, prompt, session and turn; `request_id` (verl's loops
         draw a random one) only names the request. A turn without `max_tokens` may fill the
-        response, and no turn exceeds prompt plus response length. `media` is verl's image_data
-        and the like, which must be None.
+        response, and no turn exceeds prompt plus response length. `on_partial` is told of the
+        tokens as they are sampled. `media` is verl's image_data and the like, which must be None.
 
         Raises:
             ConfigError: media were given.
@@ -277,6 +303,7 @@ class SessionClient:
             {**sampling_params, "max_tokens": budget, "seed": seed},
             routing_key=self._identity,
             deadline=self._deadline,
+            on_partial=on_partial,
         )
         self.turns.append(output)
         return output
