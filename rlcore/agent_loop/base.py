@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlcore.agent_loop.endpoint.server import Endpoint
 from rlcore.config import RunConfig
 from rlcore.config.data import DataConfig
 from rlcore.data.tokenizer import encode_chat
@@ -43,10 +44,12 @@ class AgentLoopBase(ABC):
         loop: The worker's event loop, for `run_in_executor`.
         tools: The run's tools, given by the worker before `run`.
         environments: Where text environments are played, given by the worker before `run`.
+        endpoint: Where agents ask that speak OpenAI's API, given by the worker before `run`.
     """
 
     tools: Toolbox
     environments: EnvironmentHost
+    endpoint: Endpoint
 
     @classmethod
     def check_at_start(cls, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlcore.agent_loop.choice import AgentLoopChooser
+from rlcore.agent_loop.endpoint.server import Endpoint
 from rlcore.agent_loop.rows import Row, check_output, complete_output, make_row, make_tag
 from rlcore.config import RunConfig
 from rlcore.environments.host import EnvironmentHost
@@ -61,6 +62,7 @@ class SessionRunner:
         self._deadline_s = config.deadlines.session
         self._toolbox = Toolbox(config)
         self._environments = EnvironmentHost(config)
+        self._endpoint = Endpoint(config, tokenizer)
         agent = config.actor_rollout_ref.rollout.agent
         self._agent_loops = AgentLoopChooser(agent.default_agent_loop, agent.agent_loop_config_path)
 
@@ -77,11 +79,12 @@ class SessionRunner:
             await self._rewards.start()
 
     async def close(self) -> None:
-        """End the processes of rewards, tools and environments."""
+        """End the processes of rewards, tools and environments, and the endpoint."""
         if self._rewards is not None:
             await self._rewards.close()
         await self._toolbox.close()
         await self._environments.close()
+        await self._endpoint.close()
 
     def has_baseline(self, spec: PromptSpec) -> bool:
         """Whether a greedy session belongs to the prompt, as number `spec.num_sessions`."""
@@ -143,6 +146,7 @@ class SessionRunner:
         )
         loop.tools = self._toolbox
         loop.environments = self._environments
+        loop.endpoint = self._endpoint
         row = {
             **spec.fields,
             "raw_prompt": spec.raw_prompt,

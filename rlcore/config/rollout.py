@@ -58,6 +58,9 @@ class AgentConfig(Section):
     """Agent loop of rows that name none in `agent_name`."""
     agent_loop_config_path: PathText | None = None
     """YAML list of agent loops: name, _target_ and constructor arguments."""
+    endpoint_host: str = Field(default="127.0.0.1", min_length=1)
+    """Address of a worker's host on which the OpenAI-compatible endpoint of its agents listens;
+    whoever reaches it needs the worker's token (ours)."""
 
 
 class MultiTurnConfig(Section):
