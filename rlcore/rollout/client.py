@@ -30,6 +30,8 @@ PACE_WEIGHT = 0.2
 """Of the newest request in the mean pace of requests."""
 WATCH_INTERVAL_S = 0.1
 """How often the partial output of a request is fetched that somebody reads as it is sampled."""
+MAX_WATCHES_PER_S = 100
+"""Of all such requests of a process together: each costs its replica time."""
 
 Watcher = Callable[[TokenOutput], None]
 """Is told of everything that a request has so far; after a replica's death it may be less."""
@@ -115,6 +117,7 @@ class LLMServerClient:
         self.tokens_generated = 0
         self._flush_interval_s = flush_interval_s
         self._token_s = (flush_interval_s or 0.0) / FLUSH_TOKENS
+        self._num_watched = 0
 
     def for_session(
         self,
@@ -204,9 +207,10 @@ class LLMServerClient:
         held = TokenOutput(token_ids=[], log_probs=[], weight_versions=[], stop_reason="aborted")
         running = asyncio.ensure_future(replica.generate(request_id, prompt_ids, dict(params)))
         began = time.monotonic()
+        self._num_watched += watch is not None
         try:
             while True:
-                wait_s = self._next_flush_s() if watch is None else WATCH_INTERVAL_S
+                wait_s = self._next_flush_s() if watch is None else self._next_watch_s()
                 done, _ = await asyncio.wait({running}, timeout=wait_s)
                 seen = running.result() if done else await replica.partial(request_id)
                 if seen is not None and (done or self._flush_interval_s is not None):
@@ -227,7 +231,12 @@ class LLMServerClient:
             held.stop_reason = "aborted"
             return held
         finally:
+            self._num_watched -= watch is not None
             running.cancel()
+
+    def _next_watch_s(self) -> float:
+        """Return how long a request that is watched is left alone."""
+        return max(WATCH_INTERVAL_S, self._num_watched / MAX_WATCHES_PER_S)
 
     def _next_flush_s(self) -> float | None:
         """Return how long a request takes for FLUSH_TOKENS, by the pace of requests lately."""

@@ -8,7 +8,7 @@ driver, before Ray or anything else is started.
 from collections.abc import Iterator
 from typing import Any
 
-from rlcore.agent_loop import environment_agent, single_turn, tool_agent
+from rlcore.agent_loop import environment_agent, openai_agent, single_turn, tool_agent
 from rlcore.agent_loop.base import AGENT_LOOPS
 from rlcore.agent_loop.choice import read_agent_loops
 from rlcore.algorithms import ADV_ESTIMATORS, POLICY_LOSSES
@@ -26,7 +26,7 @@ from rlcore.trainer import modes
 from rlcore.trainer.base import TRAINERS
 from rlcore.user_code import load_user_modules
 
-BUILT_IN = (environment_agent, single_turn, tool_agent, backends, modes)
+BUILT_IN = (environment_agent, openai_agent, single_turn, tool_agent, backends, modes)
 """Importing these registers what ships."""
 
 _REGISTRIES: dict[str, Registry[Any]] = {

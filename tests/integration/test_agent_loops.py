@@ -1,12 +1,16 @@
 """Whole runs on the tiny model with agent loops other than the default one."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from rlcore.data.prepare import prepare_reasoning_gym, prepare_textarena
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+AGENT = "actor_rollout_ref.rollout.agent"
+AGENTS = Path(__file__).resolve().parents[2] / "deployments" / "agents" / "agents.yaml"
 
 
 def test_the_calculator_preset_trains(joined):
@@ -16,6 +20,22 @@ def test_the_calculator_preset_trains(joined):
     [path] = joined.root.glob("runs-tools/*/metrics.jsonl")
     steps = [json.loads(line) for line in path.read_text().splitlines()]
     assert any("num_turns/mean" in step for step in steps), steps
+
+
+def test_the_preset_of_an_agent_of_openais_client_trains(joined):
+    prepare_reasoning_gym("chain_sum", joined.root / "data" / "chain_sum", size=32, test_size=8)
+    code, output = joined.run(
+        "train", "openai-agent-tiny", f"{AGENT}.agent_loop_config_path={AGENTS}",
+        "trainer.runs_root=runs-openai",
+    )  # fmt: skip
+    assert code == 0, output
+    [path] = joined.root.glob("runs-openai/*/metrics.jsonl")
+    steps = [json.loads(line) for line in path.read_text().splitlines()]
+    # Two questions and two answers in one trajectory, whatever the model says.
+    turns = [step["num_turns/mean"] for step in steps if "num_turns/mean" in step]
+    assert turns == [4.0, 4.0], steps
+    # A client's own news of its requests are none for the run's log.
+    assert "HTTP Request" not in output
 
 
 def test_the_frozen_lake_preset_trains(joined):

@@ -60,17 +60,14 @@ class PromptEncoder:
         messages = read_messages(request.messages)
         tools = request.schemas
         keys = (json.dumps(tools, sort_keys=True), *map(key_of, messages))
-        found = history.find_chat(keys)
+        turn, num_known = history.find_chat(keys) or (None, 0)
         try:
             encoder = self._encoder(messages, tools)
-            if found is None:
+            if turn is None:
                 ids = self._format.encode_start(encoder, messages, tools)
-                return self._plan(None, ids, "messages", keys)
-            turn, num_known = found
-            is_ended = encoder.ends_turn(turn.output.token_ids)
-            ids = encoder.following(messages[num_known:], is_ended=is_ended)
-        except RequestError:
-            raise
+            else:
+                is_ended = encoder.ends_turn(turn.output.token_ids)
+                ids = encoder.following(messages[num_known:], is_ended=is_ended)
         except TEMPLATE_ERRORS as error:
             raise RequestError(
                 f"the chat template refuses the messages: {error}", param="messages"

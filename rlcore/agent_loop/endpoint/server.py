@@ -1,4 +1,4 @@
-"""The port of the endpoint: who may ask, for which session, and how answers are sent.
+"""The port of the endpoint: who may ask, and for which session.
 
     POST /sessions/ID/v1/chat/completions   GET /sessions/ID/v1/models
     POST /sessions/ID/v1/completions
@@ -9,7 +9,6 @@ guessed and is gone when the session ends.
 """
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping
@@ -20,12 +19,7 @@ from typing import Any
 from aiohttp import web
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlcore.agent_loop.endpoint.answers import (
-    AnswerForm,
-    ChatAnswer,
-    CompletionAnswer,
-    part_from,
-)
+from rlcore.agent_loop.endpoint.answers import AnswerForm, ChatAnswer, CompletionAnswer
 from rlcore.agent_loop.endpoint.prompts import Plan, PromptEncoder
 from rlcore.agent_loop.endpoint.requests import (
     MODEL,
@@ -35,13 +29,12 @@ from rlcore.agent_loop.endpoint.requests import (
     read_request,
 )
 from rlcore.agent_loop.endpoint.session import EndpointSession, ended
-from rlcore.agent_loop.endpoint.turns import Turn
+from rlcore.agent_loop.endpoint.stream import stream
 from rlcore.agent_loop.tool_calls import TOOL_CALL_FORMATS
 from rlcore.config import RunConfig
-from rlcore.errors import ConfigError, RolloutError
-from rlcore.json_http import USER_ERRORS, JsonServer, RequestError, as_request_error, read_object
+from rlcore.errors import ConfigError
+from rlcore.json_http import JsonServer, RequestError, read_object
 from rlcore.rollout.client import SessionClient
-from rlcore.types import TokenOutput
 
 logger = logging.getLogger(__name__)
 
@@ -196,87 +189,12 @@ class Endpoint:
         form: AnswerForm,
     ) -> web.StreamResponse:
         if asked.stream:
-            return await _stream(request, session, asked, plan, form)
+            return await stream(request, session, asked, plan, form)
         turn = await session.sample(plan, asked)
         reader = session.reader(asked)
         reader.feed(turn.output.token_ids)
         answer, _ = session.finish(plan, asked, turn, reader)
         return web.json_response(form.whole(answer, turn.output))
-
-
-async def _stream(
-    request: web.Request,
-    session: EndpointSession,
-    asked: Options,
-    plan: Plan,
-    form: AnswerForm,
-) -> web.StreamResponse:
-    """Send the response while it is sampled, as server-sent events.
-
-    consumes: what the request has so far, from the client of the replicas, and None at its end
-    produces: chunks            waits for: either            unblocked by: replicas, a disconnect
-    """
-    seen: asyncio.Queue[TokenOutput | None] = asyncio.Queue()
-    task = asyncio.ensure_future(session.sample(plan, asked, seen.put_nowait))
-    task.add_done_callback(lambda done: _end(done, seen))
-    response = web.StreamResponse(
-        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-    )
-    reader = session.reader(asked)
-    sent: list[int] = []
-    try:
-        output = await seen.get()
-        if output is None:
-            await task  # what fails before the first token is answered with its status
-        await response.prepare(request)
-        await _send(response, form.start())
-        try:
-            while output is not None:
-                part = part_from(output, len(sent))
-                sent += part.token_ids
-                for chunk in form.delta(reader.feed(part.token_ids), part):
-                    await _send(response, chunk)
-                output = await seen.get()
-            turn = await task
-            part = _rest(turn.output, sent)
-            text = reader.feed(part.token_ids)
-            # Recorded before the client can know that it is over, and ask on.
-            answer, held = session.finish(plan, asked, turn, reader)
-            for chunk in form.end(answer, text + held, part):
-                await _send(response, chunk)
-            if asked.has_usage_chunk:
-                await _send(response, form.usage_chunk(turn.output))
-        except USER_ERRORS as error:
-            logger.warning("a stream of %s ends with an error: %s", NAME, error)
-            await _send(response, as_request_error(error).body())
-        await response.write(b"data: [DONE]\n\n")
-        return response
-    finally:
-        task.cancel()
-
-
-def _end(task: "asyncio.Task[Turn]", seen: "asyncio.Queue[TokenOutput | None]") -> None:
-    """Wake the stream; where the client has hung up, nobody asks for the task's error."""
-    if not task.cancelled():
-        task.exception()
-    seen.put_nowait(None)
-
-
-def _rest(output: TokenOutput, sent: list[int]) -> TokenOutput:
-    """Return what was not sent yet.
-
-    Raises:
-        RolloutError: the tokens are others than those that were sent.
-    """
-    if output.token_ids[: len(sent)] != sent:
-        raise RolloutError(
-            "a replica was lost and the request was made anew with another result than was sent"
-        )
-    return part_from(output, len(sent))
-
-
-async def _send(response: web.StreamResponse, event: Mapping[str, Any]) -> None:
-    await response.write(f"data: {json.dumps(event)}\n\n".encode())
 
 
 def fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:

@@ -18,6 +18,7 @@ def test_every_preset_loads_without_notices():
         "grpo-smollm2",
         "grpo-tiny",
         "grpo-tiny-curriculum",
+        "openai-agent-tiny",
     ]
     assert [path.stem for path in files] == preset_names() == names
     for path in files:

@@ -172,3 +172,36 @@ def test_a_cancelled_session_cancels_its_request():
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
+
+
+class Growing(CountingReplica):
+    """Samples a token every 10 ms; the first one dies after `dies_after`."""
+
+    async def _respond(self, request_id, sampling_params):
+        num_tokens = sampling_params["max_tokens"]
+        for count in range(1, num_tokens + 1):
+            self._partial[request_id] = self._output(sampling_params, count, "")
+            await asyncio.sleep(0.01)
+            if count == self._dies_after:
+                raise ActorUnavailableError("the replica was killed by the test")
+        return self._output(sampling_params, num_tokens, "length")
+
+
+@pytest.mark.parametrize("flush_interval_s", [5.0, None])
+def test_who_watches_a_request_sees_it_grow_over_the_death_of_its_replica(flush_interval_s):
+    first, second = Growing(dies_after=30), Growing()
+    client = client_of(first, second, flush_interval_s=flush_interval_s)
+    seen = []
+    session = session_of(client)
+    output = asyncio.run(
+        session.generate("r", PROMPT, {**PARAMS, "max_tokens": 60}, on_partial=seen.append)
+    )
+    assert len(output.token_ids) == 60
+    assert len(seen) >= 4
+    for partial in seen:
+        assert partial.token_ids == output.token_ids[: len(partial.token_ids)]
+        assert partial.log_probs == output.log_probs[: len(partial.token_ids)]
+    # Whether what was seen is kept is the flush interval's business alone.
+    [(_, _, params)] = second.requests
+    assert (params["position"] > 0) == (flush_interval_s is not None)
+    assert client._num_watched == 0
