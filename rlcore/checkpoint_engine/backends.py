@@ -1,10 +1,10 @@
 """The backends that ship, registered by importing them."""
 
-from rlcore.checkpoint_engine import gloo, mooncake, naive, shm
+from rlcore.checkpoint_engine import gloo, kimi, kimi_receiver, mooncake, naive, nccl, shm
 from rlcore.checkpoint_engine.base import WEIGHT_RECEIVERS, WeightReceiver
 from rlcore.types import WeightMeta
 
-BUILT_IN = (gloo, mooncake, naive, shm)
+BUILT_IN = (gloo, kimi, kimi_receiver, mooncake, naive, nccl, shm)
 
 
 def new_receiver(meta: WeightMeta) -> WeightReceiver:

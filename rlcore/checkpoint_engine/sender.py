@@ -1,4 +1,4 @@
-"""The process that moves bytes for `gloo` and `mooncake`: a child of whoever calls `push`.
+"""The process that moves bytes between devices or hosts: a child of whoever calls `push`.
 
 It maps the trainer's segment and sends it; the trainer has nothing to do with it, so that a
 transfer that hangs costs neither the optimizer nor the caller: the child is killed and the next
@@ -64,18 +64,20 @@ class SenderProcess:
         >>> sender.close(60.0)
     """
 
-    def __init__(self, backend: str, start_s: float = START_S) -> None:
+    def __init__(self, backend: str, start_s: float = START_S, sender: str = "") -> None:
         """Start the child.
 
         Args:
             backend: Whose.
             start_s: For the child to be up.
+            sender: `module:Class` of the `WeightSender`; empty: the one that ships.
 
         Raises:
             WeightTransferError: it did not start.
         """
         self.backend = backend
-        command = [sys.executable, "-m", "rlcore.checkpoint_engine.sender_process", backend]
+        program = "rlcore.checkpoint_engine.sender_process"
+        command = [sys.executable, "-m", program, sender or backend]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.pid = self._child.pid
         try:
@@ -166,18 +168,27 @@ def push_through_child(
     key: CallKey,
     meta: WeightMeta,
     replicas: Mapping[str, Replica],
+    sender_class: str = "",
 ) -> dict[str, Outcome]:
     """Load `meta` in every replica from this process's child; return by name how it went.
 
     Unless everything went well the child is killed: what state its connections are in, nobody
     knows.
 
+    Args:
+        backend: Whose child.
+        settings: Of the backend.
+        key: Of the caller.
+        meta: What was published.
+        replicas: By name.
+        sender_class: `module:Class` of the `WeightSender`; empty: the one that ships.
+
     Raises:
         WeightTransferError: the child failed, died or does not answer.
     """
     with _lock:
         is_good = False
-        sender = _sender(backend)
+        sender = _sender(backend, sender_class)
         try:
             transports = sender.open(meta, list(replicas), settings)
             shared = settings.transport(backend, sender_pid=sender.pid)
@@ -193,8 +204,8 @@ def push_through_child(
         return outcomes
 
 
-def _sender(backend: str) -> SenderProcess:
+def _sender(backend: str, sender_class: str) -> SenderProcess:
     sender = _senders.get(backend)
     if sender is None or not sender.is_alive:
-        sender = _senders[backend] = SenderProcess(backend)
+        sender = _senders[backend] = SenderProcess(backend, sender=sender_class)
     return sender

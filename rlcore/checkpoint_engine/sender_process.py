@@ -5,6 +5,7 @@
 Ends when stdin does, i.e. with its parent, whatever a library's threads are at.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -17,22 +18,28 @@ from rlcore.checkpoint_engine.base import TransferSettings
 from rlcore.checkpoint_engine.sender import WeightSender
 from rlcore.types import WeightMeta
 
+SENDERS = {
+    "gloo": "rlcore.checkpoint_engine.gloo:GlooSender",
+    "kimi_ckpt_engine": "rlcore.checkpoint_engine.kimi_sender:KimiSender",
+    "mooncake": "rlcore.checkpoint_engine.mooncake:MooncakeSender",
+    "nccl": "rlcore.checkpoint_engine.nccl:NcclSender",
+}
+"""The sending halves that ship, `module:Class`; only the one that is needed is imported."""
 
-def new_sender(backend: str) -> WeightSender:
+
+def new_sender(name: str) -> WeightSender:
     """Return the sending half of a transport; its library is imported here.
+
+    Args:
+        name: A key of SENDERS, or `module:Class`.
 
     Raises:
         ValueError: no such transport sends through a child.
     """
-    if backend == "gloo":
-        from rlcore.checkpoint_engine.gloo import GlooSender
-
-        return GlooSender()
-    if backend == "mooncake":
-        from rlcore.checkpoint_engine.mooncake import MooncakeSender
-
-        return MooncakeSender()
-    raise ValueError(f"{backend} sends through no child")
+    module, colon, class_name = SENDERS.get(name, name).partition(":")
+    if not colon:
+        raise ValueError(f"{name} sends through no child")
+    return getattr(importlib.import_module(module), class_name)()
 
 
 def answer(sender: WeightSender, request: dict[str, Any]) -> Any:

@@ -132,8 +132,7 @@ KINDS: tuple[NamedKind, ...] = (
         key=f"{_ROLLOUT}checkpoint_engine.backend",
         kind="back end of weight updates",
         read=lambda config: (config.actor_rollout_ref.rollout.checkpoint_engine.backend,),
-        works=("gloo", "mooncake", "naive", "shm"),
-        not_yet=("nccl", "kimi_ckpt_engine"),
+        works=("gloo", "kimi_ckpt_engine", "mooncake", "naive", "nccl", "shm"),
         never=dict.fromkeys(
             ("hccl", "nixl", "delta_sharded", "delta"), "no such transport is planned"
         ),

@@ -93,7 +93,8 @@ class CheckpointEngineConfig(Section):
 
     backend: str = "naive"
     """`naive`: a file of shared memory, for replicas on the trainer's devices; `shm`: the same in
-    buckets, for other processes of one host; `gloo`, `mooncake`: TCP, across hosts; or one that
+    buckets, for other processes of one host; `gloo`, `mooncake`: TCP, across hosts; `nccl`: from
+    GPU to GPU; `kimi_ckpt_engine`: checkpoint-engine, on the replicas' GPUs; or one that
     `custom_backend_module` registers."""
     update_weights_bucket_megabytes: Megabytes = Field(default=2048, ge=1)
     """Weights travel in pieces of at most this size."""

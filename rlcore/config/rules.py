@@ -14,6 +14,7 @@ from rlcore.config import (
     rules_devices,
     rules_rollout,
     rules_training,
+    rules_weights,
 )
 from rlcore.config.data_rules import DATA_RULES
 from rlcore.config.names import unknown_names
@@ -45,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     *rules_algorithm.RULES,
     *rules_training.RULES,
     *rules_rollout.RULES,
+    *rules_weights.RULES,
     *rules_async.RULES,
     *rules_devices.RULES,
     *DATA_RULES,

@@ -12,12 +12,14 @@ _VAL: Final = f"{_ROLLOUT}val_kwargs"
 _ENGINE: Final = f"{_ROLLOUT}checkpoint_engine."
 _BACKEND_SETTINGS: Final = {
     "gloo": ("host",),
+    "kimi_ckpt_engine": ("mem_fraction",),
     "mooncake": ("host", "protocol", "device"),
     "naive": (),
+    "nccl": ("host", "device"),
     "shm": (),
 }
 _VLLM_HOTTEST: Final = 2.0
-_ONE_PROCESS: Final = frozenset({"gloo", "mooncake"})
+_ONE_PROCESS: Final = frozenset({"gloo", "kimi_ckpt_engine", "mooncake", "nccl"})
 
 
 def validation_sampling_fits(config: RunConfig) -> Iterator[Problem]:

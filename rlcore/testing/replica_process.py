@@ -23,12 +23,16 @@ from rlcore.checkpoint_engine.buffer import Bucket, split_buckets
 from rlcore.errors import ActorUnavailableError, DeadlineExceededError, WeightTransferError
 from rlcore.rollout.server import LLMServer, ServerDeadlines
 from rlcore.rollout.staged_weights import StagedWeights
+from rlcore.testing import kimi_on_cpu, nccl_on_cpu
 from rlcore.testing.scripted_engine import ScriptedEngine
 from rlcore.types import CallKey, TokenOutput, WeightMeta
 
 # Forked from a server that has imported all this: a replica starts in a fraction of a second.
 PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])
+
+STAND_INS = (kimi_on_cpu, nccl_on_cpu)
+"""Importing these registers them, here and in the tests."""
 
 BREAKS = 666
 """A request whose prompt begins with this token breaks the engine."""

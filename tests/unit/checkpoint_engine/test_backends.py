@@ -33,7 +33,8 @@ from rlcore.testing.replica_process import (
 from rlcore.testing.weight_source import SPECS, WeightSource, tensors, update_to_2
 from rlcore.types import CallKey, WeightMeta
 
-BACKENDS = ["naive", "shm", "gloo", "mooncake"]
+# The last two are `nccl` and `kimi_ckpt_engine` with a CPU in place of GPUs.
+BACKENDS = ["naive", "shm", "gloo", "mooncake", "nccl_on_cpu", "kimi_on_cpu"]
 KEY = CallKey(run_id="run", attempt=1, global_step=1, phase="update_weights")
 SETTINGS = TransferSettings(bucket_bytes=4 << 20, bucket_deadline_s=8.0)
 

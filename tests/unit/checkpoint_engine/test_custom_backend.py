@@ -100,5 +100,6 @@ def test_a_file_of_the_users_brings_a_backend(tmp_path):
 
 def test_a_backend_that_nothing_registers_is_refused():
     key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
-    with pytest.raises(ConfigError, match=r"(?s)telegraph.*gloo, mooncake, naive, shm"):
+    names = "gloo, kimi_ckpt_engine, mooncake, naive, nccl, shm"
+    with pytest.raises(ConfigError, match=rf"(?s)telegraph.*{names}"):
         load_config("grpo-tiny", [f"{key}=telegraph"])
