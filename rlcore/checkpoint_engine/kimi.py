@@ -13,7 +13,8 @@ The package has two defects, on any device, against which nothing of it is relie
   is killed with the sending one, at the deadline of the push; the replica's end has deadlines too.
 
 One server per replica, so that a replica that dies breaks its own transfer and no other's; all are
-on the replicas' host.
+on the replicas' host. While weights travel, three buckets lie in each GPU's memory, and the whole
+set in pinned memory of the host's, which a server keeps.
 """
 
 from collections.abc import Mapping

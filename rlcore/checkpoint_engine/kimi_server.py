@@ -1,6 +1,7 @@
 """A process with one ParameterServer of checkpoint-engine, which serves one GPU.
 
-The only place where that package is imported. What it gets as tensors are the buckets of the
+The only place where that package is imported, and what the import does to this process is meant for
+such processes alone. What it gets as tensors are the buckets of the
 segment, as bytes and in their order: types, ties and tensors larger than a bucket are the layout's
 business, as with every other backend.
 """

@@ -71,7 +71,7 @@ def test_satisfied_keys_give_one_notice(override):
         (f"{A}rollout.top_k=50", "cannot reproduce", "-1"),
         (f"{A}rollout.calculate_log_probs=False", "anyway", "leave it out"),
         (f"{A}rollout.dtype=float16", "bfloat16 or float32", "one of the two"),
-        (f"{A}rollout.checkpoint_engine.backend=nccl", "not there yet", "shm"),
+        (f"{A}rollout.checkpoint_engine.backend=nccl", "needs 2 GPUs", "shm"),
         ("trainer.logger=[console,mlflow]", "tracker", "tensorboard"),
         ("trainer.logger=mlflow", "tracker", "tensorboard"),
         ("trainer.device=cuda", "CPU", "cpu"),
