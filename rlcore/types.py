@@ -163,3 +163,6 @@ class WeightMeta:
     transport: dict[str, Any] = field(default_factory=dict[str, Any])
     """How a replica gets the bytes: `backend` and what that needs, e.g. addresses; empty: it reads
     `path`."""
+    adapter_scale: float | None = None
+    """Set: the tensors are LoRA's alone, `….lora_A.weight` and `….lora_B.weight`; their product,
+    scaled so, is added to the weights of the model folder."""

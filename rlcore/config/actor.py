@@ -37,6 +37,14 @@ SEQUENCE_AGG: Final[LossAggMode] = "seq-mean-token-mean"
 KLKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k1+", "k3+"]
 
 
+class LoraConfig(Section):
+    """What becomes of the LoRA adapters."""
+
+    merge: bool = True
+    """Replicas get the weights with the adapters in them (verl: false); false: the adapters alone,
+    which each replica of the engine `transformers` adds to the weights of the model folder."""
+
+
 class ModelConfig(Section):
     """The model that is trained."""
 
@@ -54,6 +62,8 @@ class ModelConfig(Section):
     """Modules that get an adapter; `all-linear`: every linear layer but the head."""
     exclude_modules: Words | None = None
     """Modules that get none."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    """How adapters reach the replicas."""
     lora_adapter_path: Annotated[PathText | None, ADAPTER_PATH] = None
     """Folder of an adapter to go on from."""
 

@@ -187,6 +187,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
         restore="set it; memory and speed alone change",
     ),
     Deviation(
+        keys=("actor_rollout_ref.model.lora.merge",),
+        here="on: replicas get weights with the adapters in them",
+        verl="off: they get the adapters alone",
+        restore="`lora.merge=false`, with the engine `transformers`; the same is computed",
+    ),
+    Deviation(
         keys=("critic.model.path",),
         here="null: the policy's",
         verl="a model of its own",

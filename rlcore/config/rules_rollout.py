@@ -135,6 +135,14 @@ def vllm_can_do_it(config: RunConfig) -> Iterator[Problem]:
             fix=f"leave it out, or set {_ROLLOUT}name=transformers",
             involves=(f"{_ROLLOUT}name",),
         )
+    if not config.actor_rollout_ref.model.lora.merge:
+        yield Problem(
+            path="actor_rollout_ref.model.lora.merge",
+            value=False,
+            reason=f"{_ROLLOUT}name=vllm takes whole weights",
+            fix=f"leave it out, or set {_ROLLOUT}name=transformers",
+            involves=(f"{_ROLLOUT}name",),
+        )
     for key, value in (
         (f"{_ROLLOUT}temperature", rollout.temperature),
         (f"{_VAL}.temperature", rollout.val_kwargs.temperature),

@@ -59,6 +59,7 @@ _FEATURES: Final = (
             f"{_MODEL}lora_alpha",
             f"{_MODEL}target_modules",
             f"{_MODEL}exclude_modules",
+            f"{_MODEL}lora.",
         ),
         reason=f"it has no effect with {_MODEL}lora_rank=0",
         fix=f"leave it out, or set {_MODEL}lora_rank",

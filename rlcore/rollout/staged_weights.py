@@ -2,7 +2,8 @@
 
 A load never touches the weights in use, so an abandoned or failed one leaves nothing to undo. Each
 set is one run of bytes in the layout of the publication, of which parameters are views: a transport
-writes them where they will be used, and a commit changes pointers.
+writes them where they will be used, and a commit changes pointers. An adapter that comes
+alone is merged into a set of its own (`rlcore.rollout.adapter`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from rlcore.checkpoint_engine.buffer import Bucket, WeightBuffer
 from rlcore.checkpoint_engine.layout import view_tensor
 from rlcore.checkpoint_engine.segment import mismatch
 from rlcore.errors import WeightSyncError, WeightTransferError
+from rlcore.rollout.adapter import BaseWeights
 from rlcore.types import WeightMeta
 
 OnBucket = Callable[[WeightMeta, Bucket], None]
@@ -114,11 +116,14 @@ class StagedWeights:
         receivers: dict[str, WeightReceiver] = {}
         self._in_use = ReceivedWeights(on_bucket, receivers)
         self._coming = ReceivedWeights(on_bucket, receivers)
+        self._base = BaseWeights(self._tensors)
         self._staged: dict[int, torch.Tensor] = {}
-        self._staged_version: int | None = None
+        self._staged_meta: WeightMeta | None = None
 
     def stage(self, meta: WeightMeta) -> str:
         """Bring the tensors of `meta` into the second set, cast to the model's type.
+
+        An adapter that comes alone is added to the weights of the model folder.
 
         Returns:
             The checksum of the bytes that came, equal to the published one.
@@ -127,15 +132,22 @@ class StagedWeights:
             WeightSyncError: names or shapes do not fit the model.
             WeightTransferError: the bytes are damaged, or the sender died or stalled.
         """
-        self._staged_version = None
+        self._staged_meta = None
         self._staged = {}
-        check_fit(meta, self._tensors)
+        if meta.adapter_scale is None:
+            check_fit(meta, self._tensors)
+        else:
+            self._base.check_fit(meta)
         found = self._coming.receive(meta)
-        for name, tensor in self._coming.tensors(meta):
-            target = self._tensors[name]
-            if id(target) not in self._staged:
-                self._staged[id(target)] = tensor.to(target.dtype)
-        self._staged_version = meta.version
+        if meta.adapter_scale is None:
+            for name, tensor in self._coming.tensors(meta):
+                target = self._tensors[name]
+                if id(target) not in self._staged:
+                    self._staged[id(target)] = tensor.to(target.dtype)
+        else:
+            adapter = dict(self._coming.tensors(meta))
+            self._staged = self._base.with_adapter(adapter, meta.adapter_scale)
+        self._staged_meta = meta
         return found
 
     def commit(self, version: int) -> None:
@@ -144,12 +156,14 @@ class StagedWeights:
         Raises:
             WeightSyncError: `version` is not what is staged.
         """
-        if self._staged_version != version:
-            raise WeightSyncError(
-                f"weight version {version} is not staged (staged: {self._staged_version})"
-            )
+        meta = self._staged_meta
+        if meta is None or meta.version != version:
+            staged = None if meta is None else meta.version
+            raise WeightSyncError(f"weight version {version} is not staged (staged: {staged})")
+        if meta.adapter_scale is None:
+            self._base.replaced_by(version)
         for tensor in self._tensors.values():
             tensor.data = self._staged[id(tensor)]
         self._in_use, self._coming = self._coming, self._in_use
-        self._staged_version = None
+        self._staged_meta = None
         self._staged = {}

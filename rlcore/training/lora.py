@@ -1,4 +1,4 @@
-"""Low-rank adapters by peft: added to the model in place, merged for publication.
+"""Low-rank adapters by peft: added to the model in place, published merged or alone.
 
 A linear layer W gets W + scale * B A with small A and B, which alone are trained; B starts at 0, so
 that the model starts as what it was. https://arxiv.org/abs/2106.09685
@@ -20,6 +20,7 @@ from rlcore.training.plan import ALL_LINEAR, LoraSpec
 from rlcore.training.sharding import whole
 
 ADAPTER = "default"
+SIDES = ("lora_A", "lora_B")
 
 
 def add_lora(model: PreTrainedModel, spec: LoraSpec) -> None:
@@ -90,11 +91,31 @@ def merged_tensors(
         yield name.replace(".base_layer.", "."), found
 
 
+def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the adapters' tensors alone, in their own type, each whole.
+
+    Every rank must go through all of them. Names are peft's, without that of the adapter:
+    `….q_proj.lora_A.weight` belongs to `….q_proj.weight`.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            for side, tensor in zip(SIDES, _sides(layer), strict=True):
+                yield f"{name}.{side}.weight", tensor
+
+
+def _sides(layer: LoraLayer) -> tuple[Tensor, Tensor]:
+    """Return A and B of a layer, whole."""
+    down, up = (
+        whole(side.get_submodule(ADAPTER).get_parameter("weight").detach())
+        for side in (layer.lora_A, layer.lora_B)
+    )
+    return down, up
+
+
 @torch.no_grad()
 def _merged(tensor: Tensor, layer: LoraLayer | None, dtype: torch.dtype | None) -> Tensor:
     if layer is None:
         is_cast = isinstance(tensor, DTensor) and dtype is not None and tensor.is_floating_point()
         return whole(tensor.detach().to(dtype) if is_cast else tensor.detach())
-    sides = (layer.lora_A, layer.lora_B)
-    down, up = (whole(side.get_submodule(ADAPTER).get_parameter("weight")) for side in sides)
+    down, up = _sides(layer)
     return whole(tensor.detach()) + layer.scaling[ADAPTER] * (up @ down)

@@ -71,3 +71,5 @@ class LoraSpec:
     """Scale, divided by the rank."""
     target_modules: tuple[str, ...] = (ALL_LINEAR,)
     exclude_modules: tuple[str, ...] | None = None
+    merge: bool = True
+    """Publish the model's weights with the adapters in them; False: the adapters alone."""

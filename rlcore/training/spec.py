@@ -188,6 +188,7 @@ def lora_of(model: ModelConfig) -> LoraSpec | None:
         alpha=model.lora_alpha,
         target_modules=model.target_modules,
         exclude_modules=model.exclude_modules,
+        merge=model.lora.merge,
     )
 
 

@@ -7,6 +7,7 @@ asks for besides: a frozen reference, a critic.
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from rlcore.training.checkpoint import (
 )
 from rlcore.training.columns import computed_columns
 from rlcore.training.critic import Critic
-from rlcore.training.lora import merged_tensors
+from rlcore.training.lora import adapter_tensors, merged_tensors
 from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
 from rlcore.training.ranks import Ranks, summed
@@ -259,7 +260,8 @@ class TrainingWorker:
         Args:
             key: Of the caller.
             directory: In shared memory.
-            dtype: Type of the replicas' weights, torch's name.
+            dtype: Type of the replicas' weights, torch's name. Adapters that are published alone
+                keep theirs: they are small, and merged before anything is rounded.
 
         Raises:
             FencedError: an older caller.
@@ -267,14 +269,20 @@ class TrainingWorker:
         """
         self._fence.admit(key)
         version = self._agreed_version()
-        named = merged_tensors(self.policy.model, getattr(torch, dtype))
+        lora = self.spec.lora
+        scale = None if lora is None or lora.merge else lora.alpha / lora.rank
+        if scale is None:
+            named = merged_tensors(self.policy.model, getattr(torch, dtype))
+        else:
+            named, dtype = adapter_tensors(self.policy.model), "auto"
         if not self.ranks.is_first:
             deque(named, maxlen=0)  # this rank's shards are asked for
             return None
         path = segment_path(directory, self.spec.run_id)
         # While it is written it holds nothing.
         self.published = None
-        self.published = write_tensors(path, named, dtype, version)
+        written = write_tensors(path, named, dtype, version)
+        self.published = replace(written, adapter_scale=scale)
         return self.published
 
     def save_checkpoint(self, key: CallKey, folder: str | Path) -> None:

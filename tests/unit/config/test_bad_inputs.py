@@ -102,6 +102,8 @@ BAD = [
     ([f"{ACTOR}kl_loss_coef=0.1"], f"{ACTOR}kl_loss_coef", "the loss has no KL"),
     ([f"{ACTOR}kl_loss_type=full"], f"{ACTOR}kl_loss_type", "whole vocabulary"),
     ([f"{A}model.lora_adapter_path=x"], f"{A}model.lora_adapter_path", "not there yet"),
+    ([f"{A}model.lora.merge=false"], f"{A}model.lora.merge", "lora_rank=0"),
+    ([f"{A}model.lora.rank=4"], f"{A}model.lora.rank", "Megatron's"),
     # rollout correction
     (
         [f"{ACTOR}policy_loss.loss_mode=bypass_mode"],

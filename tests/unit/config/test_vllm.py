@@ -6,6 +6,7 @@ from rlcore.config.load import examine
 
 A = "actor_rollout_ref.rollout."
 NAME = f"{A}name=vllm"
+LORA = "actor_rollout_ref.model.lora.merge"
 
 
 def problems_of(*overrides):
@@ -22,6 +23,10 @@ def problems_of(*overrides):
         (
             [f"{A}val_kwargs.do_sample=true", f"{A}val_kwargs.temperature=2.5"],
             f"{A}val_kwargs.temperature", "up to 2", "2 at most",
+        ),
+        (
+            ["actor_rollout_ref.model.lora_rank=4", f"{LORA}=false"],
+            LORA, "takes whole weights", "transformers",
         ),
         (
             [f"{A}checkpoint_engine.backend=gloo", f"{A}tensor_model_parallel_size=2"],

@@ -10,6 +10,7 @@ from rlcore.checkpoint_engine.segment import read_tensors
 from rlcore.errors import CheckpointError, ConfigError, FencedError
 from rlcore.trainer.advantage import value_metrics
 from rlcore.training.batches import MicroBatchLimits
+from rlcore.training.lora import merged_tensors
 from rlcore.training.plan import CriticSpec, LoraSpec, OptimizerSpec, UpdatePlan
 from rlcore.training.policy import Policy
 from rlcore.training.schedule import LearningRate
@@ -204,6 +205,31 @@ def test_adapters_are_trained_alone_published_merged_and_saved(
     for one in (worker, resumed):
         one.update_actor(make_key(4), rows, groups)
     assert torch.equal(weights(worker.policy.model), weights(resumed.policy.model))
+
+
+def test_adapters_are_published_alone_in_their_own_type(make_spec, make_key, make_rows, tmp_path):
+    rows, groups = make_rows()
+    lora = LoraSpec(rank=4, alpha=6, merge=False)
+    worker = TrainingWorker(make_spec(lora=lora))
+    worker.update_actor(make_key(1), rows, groups)
+    alone = worker.publish_weights(make_key(1), tmp_path, "bfloat16")
+    assert alone is not None and alone.adapter_scale == 1.5
+    again = worker.publish_weights(make_key(1), tmp_path, "bfloat16")
+    assert again == alone, "the same state is the same publication"
+    found = {name: tensor.clone() for name, tensor in read_tensors(alone)}
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    trained = {n: p for n, p in worker.policy.model.named_parameters() if p.requires_grad}
+    assert {n.replace(".default", "") for n in trained} == set(found)
+    merged = dict(merged_tensors(worker.policy.model))
+    base = AutoModelForCausalLM.from_pretrained(worker.spec.model_path, dtype=torch.float32)
+    changed = 0
+    for name, tensor in base.state_dict().items():
+        layer = name.removesuffix(".weight")
+        if f"{layer}.lora_A.weight" in found:
+            down, up = (found[f"{layer}.lora_{side}.weight"] for side in "AB")
+            tensor, changed = tensor + alone.adapter_scale * (up @ down), changed + 1
+        assert torch.equal(merged[name], tensor), name
+    assert changed == len(found) / 2 > 0
 
 
 def test_adapters_on_nothing_are_refused(make_spec):
