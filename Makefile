@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-prefect-lowest
 VLLM := .venv-vllm
+SMOKE_BIN ?= $(BIN)
 # Every call is held to its annotations; an int may stand where a float is asked.
 CHECKED := rlcore.algorithms,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 export HF_HUB_OFFLINE = 1
@@ -13,7 +14,7 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm pages coverage mutation check bench setup setup-vllm setup-system model clean
+.PHONY: docs train test test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation check bench setup setup-vllm setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
@@ -47,6 +48,9 @@ test-postgres: setup ## A shared Prefect server on PostgreSQL, which is started 
 
 test-vllm: setup-vllm model ## The engine vllm on a CPU: its contract, weight updates, three steps of the main job (at most 9 minutes)
 	$(VLLM)/bin/pytest -m vllm tests/unit/config tests/unit/rollout tests/integration
+
+gpu-smoke: setup ## What needs a GPU, on one, in at most 8 minutes (SMOKE_BIN: bin of an environment with the package vllm)
+	$(SMOKE_BIN)/python tests/gpu/smoke.py
 
 pages: setup ## Pages of a real run, photographed for the README
 	ROLLFLOW_PAGES=$(CURDIR)/deployments/pages $(BIN)/pytest tests/integration/test_pages.py
