@@ -63,8 +63,9 @@ async def measure(root: Path, steps: int) -> dict[str, float]:
     pool = ExecutorPool(2, user_modules=config.python_files)
     await asyncio.to_thread(pool.start)
     cluster = SimpleNamespace(
-        executors=pool, ledger=None, training=None, checkpoint_manager=manager, replicas={}
-    )
+        executors=pool, ledger=None, training=None, checkpoint_manager=manager, replicas={},
+        reward_model=None,
+    )  # fmt: skip
     folder = RunFolder.create(root / "runs" / "bench", run_id="bench", request={})
     memory = psutil.Process().memory_info
 

@@ -1,6 +1,7 @@
 """A trainer whose phases take a millisecond, for bench_pages.py; loaded by executors, too."""
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rlcore.trainer.base import PPOTrainer, TrainerResources, register_trainer
@@ -12,6 +13,19 @@ PHASE_S = 0.001
 
 class SimulatedManager:
     """Takes a millisecond, too."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, Any] = {}
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Nobody else has it."""
+        return nullcontext()
+
+    def drop_lost(self, members: Any, lost: Any) -> None:
+        """No replica is lost."""
+
+    def was_called(self, method: str) -> None:
+        """No replica joins."""
 
     def with_key(self, key: Any) -> "SimulatedManager":
         """Return itself."""
@@ -25,7 +39,13 @@ class SimulatedManager:
     def update_weights(self, global_steps: int) -> dict[str, Any]:
         """No weights are published."""
         time.sleep(PHASE_S)
-        return {"version": global_steps, "bytes": 0, "seconds": PHASE_S, "gb_per_s": 0.0}
+        return {
+            "version": global_steps,
+            "bytes": 0,
+            "seconds": PHASE_S,
+            "gb_per_s": 0.0,
+            "lost": [],
+        }
 
 
 @register_trainer("simulated")
