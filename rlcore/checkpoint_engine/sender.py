@@ -112,7 +112,7 @@ class SenderProcess:
         Raises:
             WeightTransferError: the child failed, died or does not answer.
         """
-        self._call({"close": deadline_s}, deadline_s + OPEN_S, "close")
+        self._call({"close": deadline_s}, deadline_s + min(OPEN_S, deadline_s), "close")
 
     def kill(self) -> None:
         """End the child, also a stopped one, and wait for its death."""

@@ -36,6 +36,8 @@ class NamedKind:
     """How a file of `trainer.user_modules` registers one."""
     listed_in: Callable[[RunConfig], str | None] = lambda _: None
     """Returns the file of the configuration that names more, if there is one."""
+    list_key: str = ""
+    """The key of that file."""
     suggestion: str = ""
     """What to set instead; empty: the only one that works, or the list."""
 
@@ -52,6 +54,7 @@ class NamedKind:
             value=name,
             reason=reason,
             fix=self._fix(name, known),
+            involves=(self.list_key,) if self.list_key else (),
             is_unsupported=known,
         )
 
@@ -66,9 +69,10 @@ class NamedKind:
             return f"did you mean {guess}?"
         if is_verls:
             return instead
+        lists = f", or list it in {self.list_key}" if self.list_key else ""
         return (
             f"{instead}; or register one of your own ({self.registered_by}) in a file of "
-            "trainer.user_modules"
+            f"trainer.user_modules{lists}"
         )
 
 
@@ -125,6 +129,7 @@ KINDS: tuple[NamedKind, ...] = (
         read=lambda config: (config.actor_rollout_ref.rollout.agent.default_agent_loop,),
         works=("environment_agent", "openai_agent", "single_turn_agent", "tool_agent"),
         listed_in=lambda config: config.actor_rollout_ref.rollout.agent.agent_loop_config_path,
+        list_key=f"{_ROLLOUT}agent.agent_loop_config_path",
         never={"diffusion_single_turn_agent": "there are no image models"},
         registered_by="@register of rlcore.agent_loop",
     ),

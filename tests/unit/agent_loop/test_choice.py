@@ -53,7 +53,8 @@ def test_the_default_and_installed_modules(write_list):
     chooser = AgentLoopChooser("one", path)
     assert chooser.choose(None).loop_class is SingleTurnAgentLoop
     assert chooser.choose("single_turn_agent").loop_class is SingleTurnAgentLoop
-    with pytest.raises(ConfigError, match=r"unknown agent loop 'two'; known: .*one, single_turn"):
+    known = r"unknown agent loop 'two'; known: .*one, openai_agent, single_turn_agent"
+    with pytest.raises(ConfigError, match=known):
         chooser.choose("two")
     with pytest.raises(ConfigError, match="unknown agent loop 'two'"):
         AgentLoopChooser("two", None)

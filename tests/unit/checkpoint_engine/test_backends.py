@@ -283,7 +283,7 @@ def test_an_update_under_64_requests_loses_none(cell, mode):
     replicas = {name: cell.start(name, step_s=0.01, deadline_s=150.0) for name in ("x", "y")}
     manager = cell.new_manager(replicas)
     client = LLMServerClient(Router(replicas, load_cap=0), seed=0)
-    params = {"max_tokens": 80, "ignore_eos": True}
+    params = {"max_tokens": 40, "ignore_eos": True}
 
     def update() -> None:
         if mode == "abort":
@@ -303,6 +303,6 @@ def test_an_update_under_64_requests_loses_none(cell, mode):
 
     outputs = asyncio.run(main())
     for i, output in enumerate(outputs):
-        assert output.token_ids == [1000 * i + position for position in range(80)]
+        assert output.token_ids == [1000 * i + position for position in range(40)]
         assert output.weight_versions == sorted(output.weight_versions)
     assert {version for o in outputs for version in o.weight_versions} == {0, 1}

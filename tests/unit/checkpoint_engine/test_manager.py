@@ -180,9 +180,9 @@ def test_who_cannot_be_put_to_rest_does_not_join(source, replicas):
 
 def test_misuse_is_refused(source, replicas):
     with pytest.raises(
-        ConfigError, match=r"unknown checkpoint engine 'nccl'; known: .*gloo, mooncake, naive, shm"
+        ConfigError, match=r"unknown checkpoint engine 'pigeon'; known: .*, mooncake, naive, nccl"
     ):
-        CheckpointEngineManager(source, replicas, backend="nccl")
+        CheckpointEngineManager(source, replicas, backend="pigeon")
     with pytest.raises(WeightSyncError, match="has no key"):
         CheckpointEngineManager(source, replicas).update_weights(0)
     with pytest.raises(WeightSyncError, match="no replica"):
