@@ -19,7 +19,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
-test: setup ## Run the tests (about 19 minutes on 2 cores)
+test: setup ## Run the tests (about 23 minutes on 2 cores)
 	$(BIN)/pytest -m "not slow and not vllm and not async_modes and not training_runs and not postgres" '--jaxtyping-packages=$(CHECKED)'
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
