@@ -238,7 +238,17 @@ def start_replica_process(
             raise ActorUnavailableError(f"{name} did not start: exit code {process.exitcode}")
         time.sleep(0.01)
     assert process.pid is not None
-    return ReplicaProcess(name=name, address=address, pid=process.pid, deadline_s=deadline_s)
+    replica = ReplicaProcess(name=name, address=address, pid=process.pid, deadline_s=deadline_s)
+    while True:
+        try:
+            replica.call("health")
+        except ActorUnavailableError:
+            # A socket has its name a moment before it can be called.
+            if not process.is_alive() or time.monotonic() > ends:
+                raise
+            time.sleep(0.01)
+        else:
+            return replica
 
 
 def _serve(

@@ -175,6 +175,8 @@ def test_a_killed_sender_leaves_the_old_weights_and_the_retry_succeeds(cell):
 def test_a_hung_sender_ends_in_an_error_and_the_retry_succeeds(cell):
     cell.manager.update_weights(1)
     cell.source.version = 2
+    for replica in cell.replicas.values():
+        replica.deadline_s = 60.0  # they tell of the sender; neither is to be taken for lost
     cell.replicas["b"].set_fault(Fault(at="first", action="stop_sender", spare=os.getpid()))
     driver = PROCESSES.Process(target=update_to_2, args=(cell.manager,))
     driver.start()
