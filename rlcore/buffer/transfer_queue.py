@@ -6,7 +6,8 @@ dtypes, lengths that differ, a dead controller. A client attaches on its first c
 the queue: the actors belong to the host (rlcore/cluster/queue_host.py).
 
 Rows lie in Ray actors (SimpleStorage) or in a Mooncake store, which takes no empty row: there each
-row travels with one entry before its own.
+row travels with one entry before its own. One file, though a long one: nothing else imports the
+package.
 """
 
 import asyncio

@@ -7,7 +7,8 @@ push starts another. It lives on after a good push, and ends with its parent.
 | waits | for | deadline |
 |---|---|---|
 | caller | the child to be up | `START_S` |
-| caller | the child to say where receivers find it, or that all is sent | `OPEN_S`, a bucket's |
+| caller | the child to say where receivers find it | `OPEN_S` |
+| caller | the child to say that all is sent | a bucket's twice, or that and `OPEN_S` |
 """
 
 import dataclasses
@@ -35,6 +36,7 @@ from rlcore.types import CallKey, WeightMeta
 START_S = 120.0
 """Its libraries take seconds to import, more on a busy machine."""
 OPEN_S = 30.0
+"""For what the child answers at once, unless it hangs."""
 
 
 class WeightSender(Protocol):

@@ -18,6 +18,9 @@ Weights reach each worker by vLLM's own weight-transfer interface, in two steps:
 and verifies the bytes beside the weights in use, the commit loads them. vLLM names the version of
 every token itself. Keys and values of older versions serve no new request: the version is part of
 the prefix cache's key.
+
+One file, though a long one: all that depends on vLLM's interfaces, which change with its releases,
+the part that runs in vLLM's workers included.
 """
 # vLLM is not in every environment that these sources are checked in.
 # pyright: reportMissingImports=false

@@ -19,7 +19,10 @@ def test_the_calculator_preset_trains(joined):
     assert code == 0, output
     [path] = joined.root.glob("runs-tools/*/metrics.jsonl")
     steps = [json.loads(line) for line in path.read_text().splitlines()]
-    assert any("num_turns/mean" in step for step in steps), steps
+    trained = [step for step in steps if "num_turns/mean" in step]
+    assert [step["actor/optimizer_steps"] for step in trained] == [1, 1], steps
+    # The model is told of the tool; whether one with random weights calls it is chance.
+    assert all(step["prompt_length/min"] > 500 for step in trained), steps
 
 
 def test_the_preset_of_an_agent_of_openais_client_trains(joined):

@@ -1,7 +1,7 @@
 """What every engine promises, tried on each: what it samples, says and forgets.
 
 The vllm half needs vLLM: `make test-vllm`. What only the embedded engine promises (bitwise equal
-responses) is in test_transformers_engine.py.
+responses) is in test_transformers_engine.py. One file, though a long one: it is the contract.
 """
 
 import random
