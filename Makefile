@@ -8,19 +8,26 @@ VLLM := .venv-vllm
 SMOKE_BIN ?= $(BIN)
 # Every call is held to its annotations; an int may stand where a float is asked.
 CHECKED := rlcore.algorithms,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
+SHORT := not slow and not vllm and not async_modes and not training_runs and not postgres
 export HF_HUB_OFFLINE = 1
 export PYTHONUNBUFFERED = 1
 # Threads that wait for each other sleep: spinning ones starve the other processes of a small machine.
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation check bench setup setup-vllm setup-system model clean
+.PHONY: docs train test test-units test-parts test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation check bench setup setup-vllm setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
-test: setup ## Run the tests (about 23 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow and not vllm and not async_modes and not training_runs and not postgres" '--jaxtyping-packages=$(CHECKED)'
+test: setup ## Run the tests, in two halves side by side (about 23 minutes on 2 cores)
+	$(MAKE) -j2 --output-sync=target test-units test-parts
+
+test-units: setup ## Of `test`: pure code and single processes, without Ray and Prefect's server
+	$(BIN)/pytest -m "$(SHORT)" '--jaxtyping-packages=$(CHECKED)' tests/unit
+
+test-parts: setup ## Of `test`: the real parts together, and short whole runs
+	$(BIN)/pytest -m "$(SHORT)" '--jaxtyping-packages=$(CHECKED)' tests/flows tests/integration
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
 	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100
