@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-units test-parts test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation check bench setup setup-vllm setup-system model clean
+.PHONY: docs train test test-units test-parts test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation learn-async check bench setup setup-vllm setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
@@ -64,6 +64,9 @@ pages: setup ## Pages of a real run, photographed for the README
 
 test-prefect-lowest: $(LOWEST)/.done ## Runner contract tests on the lowest supported Prefect
 	$(LOWEST)/bin/pytest tests/flows/test_runner_contract.py
+
+learn-async: model ## Three seeds in three modes: do the asynchronous ones learn as well? (about 90 minutes)
+	$(BIN)/python tests/learning/learn_async.py
 
 check: setup ## Lint, types, import contracts, spelling
 	$(BIN)/ruff check .
