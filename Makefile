@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-units test-parts test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation learn-async check bench setup setup-vllm setup-system model clean
+.PHONY: docs train test test-units test-parts test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation learn-async check bench bench-vllm setup setup-vllm setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
@@ -82,6 +82,9 @@ bench: model ## Measured ratios, ours against a baseline; see tests/bench/README
 	failed=; for bench in tests/bench/bench_*.py; do \
 	  echo "== $$bench"; $(BIN)/python $$bench || failed="$$failed $$bench"; \
 	done; test -z "$$failed" || { echo "missed or failed:$$failed"; exit 1; }
+
+bench-vllm: setup-vllm model ## The engine vllm against vLLM itself: serving, weight updates
+	$(VLLM)/bin/python tests/bench/vllm_ratios.py
 
 setup: $(VENV)/.done ## Virtual environment with the tested versions
 
