@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -206,18 +206,10 @@ def long_run(started_long_run) -> LongRun:
     return started_long_run
 
 
-@dataclass(frozen=True)
-class Outage:
-    """The server of the long run is gone: how many steps were made, when it answered again."""
-
-    steps_before: int
-    back_at: "Future[float]"
-
-
 @pytest.fixture(scope="session")
 def outage_begun(long_run):
     """Kill the server of the long run, which comes back by itself after `OUTAGE_S`."""
-    site, steps = long_run.site, long_run.site.steps_done(long_run.root)
+    site = long_run.site
     site.kill(site.server)
 
     def restart() -> float:
@@ -226,10 +218,10 @@ def outage_begun(long_run):
         return time.monotonic()
 
     with ThreadPoolExecutor(1) as pool:
-        yield Outage(steps, pool.submit(restart))
+        yield pool.submit(restart)
 
 
 @pytest.fixture(scope="session")
 def outage(outage_begun) -> float:
     """Wait for the end of the outage; return when the server was back."""
-    return outage_begun.back_at.result(timeout=OUTAGE_S + 300)
+    return outage_begun.result(timeout=OUTAGE_S + 300)
