@@ -163,10 +163,6 @@ def _value_clamp(config: RunConfig) -> float | None:
     return actor.kl_loss_value_clamp if KL_KINDS[actor.kl_loss_type] == "k3" else None
 
 
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
-
-
 def _distillation(function: str) -> list[Argument]:
     return [
         _row(
@@ -334,21 +330,17 @@ _OTHER_ROWS: tuple[Argument, ...] = (
     *_distillation("distillation_pg_loss"),
     _row(
         "distillation_pg_loss", "clip_low", f"{_DISTILLATION}clip_ratio_low",
-        lambda config: _first(
-            config.distillation.distillation_loss.clip_ratio_low,
-            config.distillation.distillation_loss.clip_ratio,
-            config.actor_rollout_ref.actor.clip_ratio_low,
-        ),
-        conversion="null: clip_ratio of the section, then the actor's",
+        lambda config: config.distillation.distillation_loss.clip_ratio_low,
+        conversion="not set: clip_ratio",
+        verl="clip_ratio alone has no effect",
+        restore="set clip_ratio_low and clip_ratio_high",
     ),
     _row(
         "distillation_pg_loss", "clip_high", f"{_DISTILLATION}clip_ratio_high",
-        lambda config: _first(
-            config.distillation.distillation_loss.clip_ratio_high,
-            config.distillation.distillation_loss.clip_ratio,
-            config.actor_rollout_ref.actor.clip_ratio_high,
-        ),
-        conversion="null: clip_ratio of the section, then the actor's",
+        lambda config: config.distillation.distillation_loss.clip_ratio_high,
+        conversion="not set: clip_ratio",
+        verl="clip_ratio alone has no effect",
+        restore="set clip_ratio_low and clip_ratio_high",
     ),
     _row("distillation_pg_loss", "dual_clip", None, lambda _: 3.0, conversion="always, as verl"),
     _row(

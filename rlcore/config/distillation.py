@@ -1,9 +1,11 @@
 """Section `distillation`: a frozen teacher that the policy learns from, on its own responses."""
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, model_validator
 
 from rlcore.config.actor import KLKind
-from rlcore.config.base import Factor, LogProb, PathText, Section
+from rlcore.config.base import Factor, LogProb, PathText, Section, falls_back
 
 
 class TeacherModelConfig(Section):
@@ -34,12 +36,18 @@ class DistillationLossConfig(Section):
     use_policy_gradient: bool = False
     """Take minus the estimate for the advantage of its token, in a clipped policy loss; false: the
     estimate is the loss."""
-    clip_ratio: Factor | None = Field(default=None, ge=0)
-    """Clip of that loss's ratio on both sides; null: the actor's clips."""
-    clip_ratio_low: Factor | None = Field(default=None, ge=0, lt=1)
-    """The ratio is clipped at 1 - this; null: `clip_ratio`."""
-    clip_ratio_high: Factor | None = Field(default=None, ge=0)
-    """The ratio is clipped at 1 + this; null: `clip_ratio`."""
+    clip_ratio: Factor = Field(default=0.2, ge=0)
+    """Clip of that loss's ratio on both sides, where `_low` or `_high` says nothing else."""
+    clip_ratio_low: Factor = Field(default=0.2, ge=0, lt=1)
+    """The ratio is clipped at 1 - this; not set: `clip_ratio` (verl: always 0.2)."""
+    clip_ratio_high: Factor = Field(default=0.2, ge=0)
+    """The ratio is clipped at 1 + this; not set: `clip_ratio` (verl: always 0.2)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clip_ratio_fills_low_and_high(cls, values: Any) -> Any:
+        # As in section actor, where the reason is told.
+        return falls_back(values, "clip_ratio", "clip_ratio_low", "clip_ratio_high")
 
 
 class DistillationConfig(Section):

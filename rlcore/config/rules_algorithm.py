@@ -32,7 +32,7 @@ def group_has_two_sessions(config: RunConfig) -> Iterator[Problem]:
                 f"(algorithm.adv_estimator={name})"
             ),
             fix="set it to 8, for instance",
-            involves=(_ESTIMATOR, "trainer.val_only", "distillation.enabled"),
+            involves=(_ESTIMATOR, "trainer.val_only"),
         )
 
 

@@ -68,7 +68,8 @@ def keys_of_the_loss_have_an_effect(config: RunConfig) -> Iterator[Problem]:
         return
     for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
         value = getattr(loss, name)
-        if value != default_of(f"{_LOSS}{name}"):
+        is_filled = name != "clip_ratio" and value == loss.clip_ratio
+        if value != default_of(f"{_LOSS}{name}") and not is_filled:
             yield Problem(
                 path=f"{_LOSS}{name}",
                 value=value,
