@@ -1,4 +1,4 @@
-"""Whole runs of what training can do besides GRPO on one rank: PPO with all KLs, adapters."""
+"""Whole runs of what training can do besides GRPO on one rank: PPO, KLs, ReMax, adapters, teacher."""
 
 import math
 from pathlib import Path
@@ -10,6 +10,13 @@ from safetensors.torch import load_file
 from rlcore.tracking.curves import read_metrics
 
 pytestmark = [pytest.mark.integration, pytest.mark.training_runs]
+
+# The teacher is what the policy was: there is nothing to learn from it at first.
+TEACHER = (
+    "distillation.enabled=true",
+    "distillation.teacher_models.teacher_model.model_path=models/tiny",
+)
+DISTILLED = "actor/distillation/"
 
 
 def trained(joined, *overrides: str) -> tuple[Path, dict[int, dict[str, float]]]:
@@ -33,6 +40,9 @@ def test_ppo_with_a_critic_and_both_kls_on_two_ranks(joined):
         "algorithm.kl_ctrl.horizon=100",
         "actor_rollout_ref.actor.use_kl_loss=true",
         "critic.optim.lr=1e-3",
+        *TEACHER,
+        "distillation.distillation_loss.use_policy_gradient=true",
+        "distillation.distillation_loss.loss_mode=k1",
         "trainer.critic_warmup=2",
         "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=3",
@@ -45,6 +55,14 @@ def test_ppo_with_a_critic_and_both_kls_on_two_ranks(joined):
     assert steps[1]["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)
     assert steps[2]["actor/kl_loss"] == pytest.approx(0, abs=1e-5)
     assert steps[3]["actor/reward_kl_penalty"] != 0 and steps[3]["actor/kl_loss"] > 0
+    assert "timing_s/compute_teacher_log_probs" in steps[1]
+    for step in (1, 2):  # the policy is updated at the end of the second
+        assert steps[step][f"{DISTILLED}teacher_kl"] == pytest.approx(0, abs=1e-5)
+    assert steps[2][f"{DISTILLED}loss"] == pytest.approx(0, abs=1e-5)
+    assert steps[3][f"{DISTILLED}loss"] == pytest.approx(
+        steps[3][f"{DISTILLED}teacher_kl"], abs=0.1
+    )
+    assert abs(steps[3][f"{DISTILLED}teacher_kl"]) > 1e-5
     assert steps[1]["critic/values/max"] == 0 and steps[2]["critic/values/max"] != 0
     for name in ("vf_loss", "vf_clipfrac", "vpred_mean", "vf_explained_var", "grad_norm", "lr"):
         assert math.isfinite(steps[3][f"critic/{name}"])
@@ -53,14 +71,20 @@ def test_ppo_with_a_critic_and_both_kls_on_two_ranks(joined):
     assert (folder / "global_step_3/actor/critic/state/.metadata").is_file()
 
 
-def test_adapters_train_and_are_exported_merged(joined):
+def test_adapters_train_with_remax_and_a_teacher_and_are_exported_merged(joined):
     folder, steps = trained(
         joined,
+        "algorithm.adv_estimator=remax",
+        *TEACHER,
         "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.actor.use_kl_loss=true",
         "trainer.total_training_steps=2",
         "trainer.save_freq=2",
     )
+    assert all(math.isfinite(steps[n]["critic/baselines/mean"]) for n in (1, 2))
+    for name in ("loss", "abs_loss", "teacher_kl"):
+        assert steps[1][f"{DISTILLED}{name}"] == pytest.approx(0, abs=1e-5)
+    assert steps[2][f"{DISTILLED}loss"] > 0
     assert steps[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
     assert steps[2]["actor/kl_loss"] > 0
     # the engine got merged weights: its log-probs are the trainer's
