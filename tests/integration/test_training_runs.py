@@ -1,4 +1,4 @@
-"""Whole runs of what training can do besides GRPO on one rank: PPO, KLs, ReMax, adapters, teacher."""
+"""Whole runs of what training can do besides GRPO on one rank: critic, KLs, adapters, teacher."""
 
 import math
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_ppo_with_a_critic_and_both_kls_on_two_ranks(joined):
         assert steps[step][f"{DISTILLED}teacher_kl"] == pytest.approx(0, abs=1e-5)
     assert steps[2][f"{DISTILLED}loss"] == pytest.approx(0, abs=1e-5)
     assert steps[3][f"{DISTILLED}loss"] == pytest.approx(
-        steps[3][f"{DISTILLED}teacher_kl"], abs=0.1
+        steps[3][f"{DISTILLED}teacher_kl"], abs=1e-4
     )
     assert abs(steps[3][f"{DISTILLED}teacher_kl"]) > 1e-5
     assert steps[1]["critic/values/max"] == 0 and steps[2]["critic/values/max"] != 0
