@@ -26,9 +26,13 @@ class VerlKey:
     """Values that ask for what happens anyway."""
     reason: str
     fix: str
+    but: str | None = None
+    """Beginning of keys below the pattern of which it does not speak."""
 
     def matches(self, path: str) -> bool:
         """Whether this entry speaks about the dotted key `path`."""
+        if self.but is not None and path.startswith(self.but):
+            return False
         if self.pattern.endswith(".*"):
             return path.startswith(self.pattern[:-1]) or path == self.pattern[:-2]
         return path == self.pattern
@@ -359,10 +363,7 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
     (f"{_TEACHER}inference.temperature", (1, 1.0, None),
      "the teacher's distribution is scaled as the policy's", f"set {_A}rollout.temperature"),
     (f"{_TEACHER}inference.*", ANY, _TEACHER_PLACE, LEAVE_OUT),
-    (f"{_D}teacher_models.*", (None,), "there can be one teacher, and its name is teacher_model",
-     f"set {_TEACHER}model_path"),
     (f"{_D}teacher_model.*", (None, 0, False), _MOVED, f"set {_TEACHER}model_path"),
-    (f"{_D}*", (False, None), "this part of distillation is not there yet", LEAVE_OUT),
     ("global_profiler.save_path", ANY, "nothing is profiled", LEAVE_OUT),
     ("global_profiler.*", (None, False, []), _NO_PROFILER, LEAVE_OUT),
     ("ray_kwargs.ray_init.num_cpus", (None,), "the local cluster has a key of its own",
@@ -373,7 +374,16 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
 
 ]  # fmt: skip
 
-VERL_KEYS: tuple[VerlKey, ...] = tuple(
-    VerlKey(pattern=pattern, satisfied=satisfied, reason=reason, fix=fix)
-    for pattern, satisfied, reason, fix in _ROWS
+VERL_KEYS: tuple[VerlKey, ...] = (
+    *(
+        VerlKey(pattern=pattern, satisfied=satisfied, reason=reason, fix=fix)
+        for pattern, satisfied, reason, fix in _ROWS
+    ),
+    VerlKey(
+        pattern=f"{_D}teacher_models.*",
+        satisfied=(None,),
+        reason="there can be one teacher, and its name is teacher_model",
+        fix=f"set {_TEACHER}model_path",
+        but=_TEACHER,
+    ),
 )
