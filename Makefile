@@ -8,19 +8,26 @@ VLLM := .venv-vllm
 SMOKE_BIN ?= $(BIN)
 # Every call is held to its annotations; an int may stand where a float is asked.
 CHECKED := rlcore.algorithms,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
+SHORT := not slow and not vllm and not async_modes and not training_runs and not postgres
 export HF_HUB_OFFLINE = 1
 export PYTHONUNBUFFERED = 1
 # Threads that wait for each other sleep: spinning ones starve the other processes of a small machine.
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation check bench setup setup-vllm setup-system model clean
+.PHONY: docs train test test-units test-parts test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation learn-async check bench bench-vllm setup setup-vllm setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
 
-test: setup ## Run the tests (about 23 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow and not vllm and not async_modes and not training_runs and not postgres" '--jaxtyping-packages=$(CHECKED)'
+test: setup ## Run the tests, in two halves side by side (about 23 minutes on 2 cores)
+	$(MAKE) -j2 --output-sync=target test-units test-parts
+
+test-units: setup ## Of `test`: pure code and single processes, without Ray and Prefect's server
+	$(BIN)/pytest -m "$(SHORT)" '--jaxtyping-packages=$(CHECKED)' tests/unit
+
+test-parts: setup ## Of `test`: the real parts together, and short whole runs
+	$(BIN)/pytest -m "$(SHORT)" '--jaxtyping-packages=$(CHECKED)' tests/flows tests/integration
 
 coverage: setup ## Lines of rlcore/algorithms that its unit tests run: all of them
 	$(BIN)/pytest tests/unit/algorithms --cov=rlcore.algorithms --cov-fail-under=100
@@ -58,6 +65,9 @@ pages: setup ## Pages of a real run, photographed for the README
 test-prefect-lowest: $(LOWEST)/.done ## Runner contract tests on the lowest supported Prefect
 	$(LOWEST)/bin/pytest tests/flows/test_runner_contract.py
 
+learn-async: model ## Three seeds in three modes: do the asynchronous ones learn as well? (about 90 minutes)
+	$(BIN)/python tests/learning/learn_async.py
+
 check: setup ## Lint, types, import contracts, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -72,6 +82,9 @@ bench: model ## Measured ratios, ours against a baseline; see tests/bench/README
 	failed=; for bench in tests/bench/bench_*.py; do \
 	  echo "== $$bench"; $(BIN)/python $$bench || failed="$$failed $$bench"; \
 	done; test -z "$$failed" || { echo "missed or failed:$$failed"; exit 1; }
+
+bench-vllm: setup-vllm model ## The engine vllm against vLLM itself: serving, weight updates
+	$(VLLM)/bin/python tests/bench/vllm_ratios.py
 
 setup: $(VENV)/.done ## Virtual environment with the tested versions
 

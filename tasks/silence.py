@@ -7,6 +7,7 @@ back. So nothing is called dead before this has looked, in this order, until one
     it beats again                                        not dead
     its attempt has not ended, and nothing holds the      dead: the kernel lets go of the lock of a
     run folder, which can be seen from here               process that dies
+    PATIENCE_S are over, and a process holds the folder   not dead: it lives and is not heard
     PATIENCE_S are over                                   dead: a host whose folder is not seen here
 """
 
@@ -61,8 +62,11 @@ async def why_not_dead(
             return f"it is {flow_run.state.name if flow_run.state else 'without a state'}"
         if await _beats_since(client, flow_run_id, began):
             return "it beats again"
-        if (trainer and _left_its_folder(flow_run, trainer)) or time.monotonic() >= ends:
+        lives = _holds_its_folder(flow_run, trainer) if trainer else None
+        if lives is False:
             return None
+        if time.monotonic() >= ends:
+            return "no beat is heard, but a process holds its run folder" if lives else None
         await asyncio.sleep(poll_s)
 
 
@@ -82,10 +86,13 @@ def _config(flow_run: FlowRun) -> TrainerConfig:
     ).trainer
 
 
-def _left_its_folder(flow_run: FlowRun, trainer: TrainerConfig) -> bool:
-    """Say whether the attempt of a flow run has no end, and no process that holds its folder."""
+def _holds_its_folder(flow_run: FlowRun, trainer: TrainerConfig) -> bool | None:
+    """Say whether a process holds the folder of a flow run whose attempt has no end.
+
+    None: the folder is not seen here, or the attempt has an end.
+    """
     for folder, record in runs_in(Path(trainer.runs_root), trainer.default_local_dir):
         newest = record["attempts"][-1] if record["attempts"] else {}
         if newest.get("flow_run_id") == str(flow_run.id):
-            return newest.get("outcome") is None and not is_held(folder)
-    return False
+            return is_held(folder) if newest.get("outcome") is None else None
+    return None

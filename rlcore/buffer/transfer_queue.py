@@ -190,9 +190,7 @@ class QueueClient:
                 f"{len(lacking)} of {len(keys)} rows of {partition_id} lack one of the columns "
                 f"{list(columns)}: {named(lacking)}"
             )
-        # Copies: what comes back are views of one receive buffer.
-        pads = self._num_pads
-        rows = {name: [row[pads:].clone() for row in data[name].unbind()] for name in columns}
+        rows = {name: _to_rows(data[name], self._num_pads) for name in columns}
         check_columns(keys, rows, f"get from {partition_id}")
         return rows
 
@@ -403,3 +401,12 @@ def _to_nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(
         [row.detach().cpu().contiguous() for row in rows], layout=torch.jagged
     )
+
+
+def _to_rows(column: Any, num_pads: int) -> list[torch.Tensor]:
+    # What comes back are views of a receive buffer: the rows of a column share one copy of it.
+    if column.layout == torch.jagged:
+        rows = column.values().clone().split(column.offsets().diff().tolist())
+    else:  # all of one length, or a form that a later version of the package returns
+        rows = [row.clone() for row in column.unbind()]
+    return [row[num_pads:] for row in rows]

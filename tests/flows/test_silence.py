@@ -72,15 +72,20 @@ def test_one_whose_folder_nobody_holds_is_dead_at_once(tmp_path):
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_one_that_ended_or_holds_its_folder_has_time_to_beat(tmp_path, ended):
+def test_one_that_holds_its_folder_is_not_dead_however_long_it_is_not_heard(tmp_path):
     flow_run = silent(tmp_path)
-    folder, attempt = begun(tmp_path, flow_run)
-    if ended:
-        folder.end_attempt(attempt, "finished")
+    folder, _ = begun(tmp_path, flow_run)
     with folder.hold():
         assert asked(Client(flow_run, beats_from=3), patience_s=60) == "it beats again"
-        assert asked(Client(flow_run)) is None
+        assert asked(Client(flow_run)) == "no beat is heard, but a process holds its run folder"
+
+
+def test_one_whose_attempt_has_ended_has_time_to_say_so(tmp_path):
+    flow_run = silent(tmp_path)
+    folder, attempt = begun(tmp_path, flow_run)
+    folder.end_attempt(attempt, "finished")
+    assert asked(Client(flow_run, beats_from=3), patience_s=60) == "it beats again"
+    assert asked(Client(flow_run)) is None
 
 
 def test_one_whose_folder_is_not_seen_here_has_time_to_beat(tmp_path):

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +22,13 @@ USER_CODE = Path(__file__).with_name("user_code")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the end of a run that lasts, and what needs its devices, behind the other tests."""
-    items.sort(key=lambda item: item.get_closest_marker("later") is not None)
+    """Put what goes on beside a run that lasts before it, and its end behind the other tests."""
+
+    def turn(item: pytest.Item) -> int:
+        marked = {mark.name for mark in item.iter_markers()}
+        return 0 if "first" in marked else 2 if "later" in marked else 1
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(scope="session")
@@ -184,21 +190,46 @@ class LongRun:
 
 
 @pytest.fixture(scope="session")
-def long_run(trainings_site) -> LongRun:
+def started_long_run(trainings_site) -> LongRun:
+    """Ask for the long run; a worker starts it."""
     site = trainings_site
     site.limit(deployment="train/grpo-smollm2", to=1)
     flow_run_id = site.start_run(
         "train/grpo-smollm2", name="long", preset="grpo-tiny", config=LONG_CONFIG
     )
-    site.until_step(3, LONG_ROOT)
     return LongRun(site, flow_run_id)
 
 
 @pytest.fixture(scope="session")
-def outage(long_run) -> float:
-    """Kill the server of the long run, restart it, and return when it was back."""
-    site = long_run.site
+def long_run(started_long_run) -> LongRun:
+    started_long_run.site.until_step(3, LONG_ROOT)
+    return started_long_run
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The server of the long run is gone: how many steps were made, when it answered again."""
+
+    steps_before: int
+    back_at: "Future[float]"
+
+
+@pytest.fixture(scope="session")
+def outage_begun(long_run):
+    """Kill the server of the long run, which comes back by itself after `OUTAGE_S`."""
+    site, steps = long_run.site, long_run.site.steps_done(long_run.root)
     site.kill(site.server)
-    time.sleep(OUTAGE_S)
-    site.start_server()
-    return time.monotonic()
+
+    def restart() -> float:
+        time.sleep(OUTAGE_S)
+        site.start_server()
+        return time.monotonic()
+
+    with ThreadPoolExecutor(1) as pool:
+        yield Outage(steps, pool.submit(restart))
+
+
+@pytest.fixture(scope="session")
+def outage(outage_begun) -> float:
+    """Wait for the end of the outage; return when the server was back."""
+    return outage_begun.back_at.result(timeout=OUTAGE_S + 300)

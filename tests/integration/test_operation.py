@@ -10,14 +10,21 @@ import pytest
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Crashed, Failed, Running
+from real_parts.beside import begin
 
 from tasks.automations import apply_automations, read_automations
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.on_server]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.on_server,
+    pytest.mark.first,
+]
 
 
 @pytest.fixture(scope="module")
-def site(operated_site):
+def site(request, operated_site):
+    begin(request, "started_long_run")  # at another site, which makes its first steps meanwhile
     site = operated_site
     for name in ("a", "b", "c"):
         folder = site.root / "candidates" / name

@@ -4,12 +4,20 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+from real_parts.beside import begin
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.on_server]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.on_server,
+    pytest.mark.first,
+    pytest.mark.timeout(900),  # its set-up may wait for a training that begins
+]
 
 
 @pytest.fixture(scope="module")
-def site(operated_site):
+def site(request, operated_site):
+    begin(request, "outage_begun")  # at another site, whose server is away meanwhile
     rows = pq.read_table(operated_site.root / "data" / "tiny" / "train.parquet")
     for name, part in (("a", rows[:32]), ("b", rows[32:48]), ("c", rows[48:])):
         pq.write_table(part, operated_site.root / f"{name}.parquet")

@@ -16,6 +16,8 @@ def test_every_preset_loads_without_notices():
         "calculator-tiny",
         "frozen-lake-tiny",
         "grpo-smollm2",
+        "grpo-smollm2-colocate-async",
+        "grpo-smollm2-separate-async",
         "grpo-tiny",
         "grpo-tiny-curriculum",
         "openai-agent-tiny",
@@ -57,7 +59,7 @@ def test_a_preset_of_the_project_one_stands_in_comes_first(tmp_path, monkeypatch
     [
         ("grpo-tinny", "did you mean grpo-tiny?"),
         ("nope.yaml", "no such file"),
-        ("", "known: calculator-tiny, frozen-lake-tiny, grpo-smollm2, grpo-tiny"),
+        ("", "known: calculator-tiny, frozen-lake-tiny, grpo-smollm2, grpo-smollm2-col"),
     ],
 )
 def test_missing_presets(preset, message):
