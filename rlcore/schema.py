@@ -43,6 +43,8 @@ _ROWS: list[tuple[str, Literal["int64", "float32"], Length, str, str]] = [
      "entropy of the token distribution, nats"),
     ("ref_log_prob", "float32", "T", "compute_ref_log_probs",
      "log-probs under the frozen reference"),
+    ("teacher_logprobs", "float32", "T", "compute_teacher_log_probs",
+     "log-probs under the teacher"),
     ("values", "float32", "T", "compute_values",
      "the critic's value of the state before the token"),
     ("advantages", "float32", "T", "compute_advantage",

@@ -10,6 +10,7 @@
 | prompts worth training on | dynamic_sampling_keep |
 | policy losses | ppo_loss, decoupled_ppo_loss, gspo_loss, gmpo_loss, cispo_loss, sapo_loss |
 | policy gradient | reinforce_loss |
+| on-policy distillation | distillation_loss, distillation_pg_loss, teacher_kl |
 | other losses | kl_estimate, kl_importance_weighted, value_loss; agg_loss aggregates each |
 | rollout correction | rollout_is_weights, rejection_mask, off_policy_sequence_mask |
 | off-policy gap | offpolicy_metrics |
@@ -24,6 +25,12 @@ from rlcore.algorithms.aggregate import agg_loss, batch_totals
 from rlcore.algorithms.batch_advantages import gdpo, reinforce_pp_baseline
 from rlcore.algorithms.bypass import drop_drifted, drop_rejected
 from rlcore.algorithms.correction import Correction, correct_rollout
+from rlcore.algorithms.distillation import (
+    distillation_advantages,
+    distillation_loss,
+    distillation_pg_loss,
+    teacher_kl,
+)
 from rlcore.algorithms.estimators import (
     ADV_ESTIMATORS,
     AdvantageInputs,
@@ -72,6 +79,9 @@ __all__ = [
     "cispo_loss",
     "correct_rollout",
     "decoupled_ppo_loss",
+    "distillation_advantages",
+    "distillation_loss",
+    "distillation_pg_loss",
     "dr_grpo",
     "drop_drifted",
     "drop_rejected",
@@ -108,6 +118,7 @@ __all__ = [
     "rollout_is_weights",
     "sapo_loss",
     "session_weights",
+    "teacher_kl",
     "token_entropy",
     "token_logp",
     "value_loss",

@@ -124,6 +124,15 @@ class TrainingWorkerActor:
         self._write(partition_id, keys, self._worker.compute_ref_log_prob(key, rows))
         return {}
 
+    def compute_teacher_log_prob(
+        self, key: CallKey, partition_id: str, batch: SampledBatch
+    ) -> dict[str, float]:
+        """Write `teacher_logprobs` of the batch; return their metrics."""
+        keys, rows = self._read_own(partition_id, batch, [*FORWARD_COLUMNS, "old_log_probs"])
+        columns, metrics = self._worker.compute_teacher_log_prob(key, rows)
+        self._write(partition_id, keys, columns)
+        return metrics
+
     def compute_values(
         self, key: CallKey, partition_id: str, batch: SampledBatch
     ) -> dict[str, float]:
@@ -301,6 +310,17 @@ class TrainingGroup:
             DeadlineExceededError, ActorUnavailableError: a rank does not answer.
         """
         return self._call("compute_ref_log_prob", key, partition_id, batch)
+
+    def compute_teacher_log_prob(
+        self, key: CallKey, partition_id: str, batch: SampledBatch
+    ) -> dict[str, float]:
+        """Write `teacher_logprobs` of the batch; return their metrics.
+
+        Raises:
+            FencedError, DataError, ConfigError: see TrainingWorker.compute_teacher_log_prob.
+            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+        """
+        return self._call("compute_teacher_log_prob", key, partition_id, batch)
 
     def compute_values(
         self, key: CallKey, partition_id: str, batch: SampledBatch

@@ -16,6 +16,7 @@ from rlcore.config.run import RunConfig
 _ALGORITHM: Final = "algorithm."
 _ACTOR: Final = "actor_rollout_ref.actor."
 _CORRECTION: Final = "algorithm.rollout_correction."
+_DISTILLATION: Final = "distillation.distillation_loss."
 
 ESTIMATORS: dict[str, str] = {
     "gae": "gae",
@@ -162,6 +163,26 @@ def _value_clamp(config: RunConfig) -> float | None:
     return actor.kl_loss_value_clamp if KL_KINDS[actor.kl_loss_type] == "k3" else None
 
 
+def _distillation(function: str) -> list[Argument]:
+    return [
+        _row(
+            function,
+            "kind",
+            f"{_DISTILLATION}loss_mode",
+            lambda config: KL_KINDS[config.distillation.distillation_loss.loss_mode],
+            conversion="kl → k1, mse → k2, low_var_kl → k3",
+        ),
+        _row(
+            function,
+            "value_clamp",
+            f"{_DISTILLATION}loss_max_clamp",
+            lambda config: config.distillation.distillation_loss.loss_max_clamp,
+            verl="null: low_var_kl and k3 are cut at 10",
+            restore="loss_max_clamp=10",
+        ),
+    ]
+
+
 _ESTIMATOR_ROWS: tuple[Argument, ...] = (
     _gamma("gae"),
     _row("gae", "lam", f"{_ALGORITHM}lam", lambda config: config.algorithm.lam),
@@ -298,6 +319,35 @@ _OTHER_ROWS: tuple[Argument, ...] = (
         f"{_ACTOR}kl_loss_value_clamp",
         _value_clamp,
         conversion="of low_var_kl and k3: 10 as in verl; null: none",
+    ),
+    *_distillation("distillation_loss"),
+    _row(
+        "distillation_loss",
+        "agg",
+        f"{_ACTOR}loss_agg_mode",
+        lambda config: config.actor_rollout_ref.actor.loss_agg_mode,
+    ),
+    *_distillation("distillation_pg_loss"),
+    _row(
+        "distillation_pg_loss", "clip_low", f"{_DISTILLATION}clip_ratio_low",
+        lambda config: config.distillation.distillation_loss.clip_ratio_low,
+        conversion="not set: clip_ratio",
+        verl="clip_ratio alone has no effect",
+        restore="set clip_ratio_low and clip_ratio_high",
+    ),
+    _row(
+        "distillation_pg_loss", "clip_high", f"{_DISTILLATION}clip_ratio_high",
+        lambda config: config.distillation.distillation_loss.clip_ratio_high,
+        conversion="not set: clip_ratio",
+        verl="clip_ratio alone has no effect",
+        restore="set clip_ratio_low and clip_ratio_high",
+    ),
+    _row("distillation_pg_loss", "dual_clip", None, lambda _: 3.0, conversion="always, as verl"),
+    _row(
+        "distillation_pg_loss",
+        "agg",
+        f"{_ACTOR}loss_agg_mode",
+        lambda config: config.actor_rollout_ref.actor.loss_agg_mode,
     ),
     _row(
         "value_loss", "clip", "critic.cliprange_value",

@@ -103,6 +103,24 @@ DEVIATIONS: tuple[Deviation, ...] = (
         script={"algorithm.gdpo_batch_norm": "token"},
     ),
     Deviation(
+        keys=("distillation.teacher_models.teacher_model.model_path",),
+        here="one teacher, in the training workers, scaled by `rollout.temperature`",
+        verl="one or several, on servers of their own (`inference`)",
+        restore="none",
+    ),
+    Deviation(
+        keys=("distillation.distillation_loss.use_policy_gradient",),
+        here="advantages are of the log-probs at the start of the step",
+        verl="of the present ones",
+        restore="none; in the first optimizer step they are the same",
+    ),
+    Deviation(
+        keys=("distillation.distillation_loss.use_task_rewards",),
+        here="false: entropy bonus and KL loss stay, where they are asked for",
+        verl="false: they are left out, too",
+        restore="`actor.entropy_coeff=0`, `actor.use_kl_loss=false`",
+    ),
+    Deviation(
         keys=("trainer.v1.sampler.sync_refill_failed_groups",),
         here="groups with a failed session are dropped and refilled, in every mode",
         verl="sync mode pads them",

@@ -16,10 +16,13 @@ _BYTES = {"bfloat16": 2, "float32": 4}
 _FLOAT32 = 4
 
 
-def memory_parts(config: RunConfig, shape: ModelShape) -> dict[str, int]:
+def memory_parts(
+    config: RunConfig, shape: ModelShape, teacher: ModelShape | None = None
+) -> dict[str, int]:
     """Return bytes by part; training parts are those of one rank.
 
-    Adapters are counted as nothing, a critic as the policy's size with one value per token.
+    Adapters are counted as nothing, a critic as the policy's size with one value per token, and so
+    is a teacher whose shape is not known.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     parameters, tokens = shape.num_parameters, micro_batch_tokens(config)
@@ -33,7 +36,7 @@ def memory_parts(config: RunConfig, shape: ModelShape) -> dict[str, int]:
         "weights": _FLOAT32 * own,
         "gradients": _FLOAT32 * trained,
         "adamw_moments": 2 * _FLOAT32 * trained,
-        **_other_models(config, own),
+        **_other_models(config, own, teacher),
         "activations_estimate": (
             tokens * shape.num_layers * shape.hidden_size * _ACTIVATION_BYTES[actor.dtype]
         ),
@@ -46,12 +49,15 @@ def memory_parts(config: RunConfig, shape: ModelShape) -> dict[str, int]:
     }
 
 
-def _other_models(config: RunConfig, own: int) -> dict[str, int]:
-    """Return bytes of a reference and a critic, each of `own` weights, where the run has them."""
+def _other_models(config: RunConfig, own: int, teacher: ModelShape | None) -> dict[str, int]:
+    """Return bytes of what the run has beside the policy, which has `own` weights on a rank."""
     model, parts = config.actor_rollout_ref, dict[str, int]()
     is_below_adapters = model.model.lora_rank and model.ref.model.path is None
     if config.needs_reference and not is_below_adapters:
         parts["reference_weights"] = _FLOAT32 * own
+    if config.teacher_path is not None:
+        of_teacher = own if teacher is None else -(-teacher.num_parameters // config.num_ranks)
+        parts["teacher_weights"] = _FLOAT32 * of_teacher
     if config.needs_critic:
         parts["critic_weights_gradients_moments"] = 4 * _FLOAT32 * own
     return parts

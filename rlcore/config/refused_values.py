@@ -42,6 +42,11 @@ REFUSED_VALUES: dict[str, RefusedValue] = {
         reason="the KL over the whole vocabulary is not computed (nor in verl)",
         fix="set it to kl",
     ),
+    "distillation.distillation_loss.loss_mode": RefusedValue(
+        values=("forward_kl_topk", "reverse_kl_topk", "reverse_kl_topk+", "jsd_topk", "full"),
+        reason="it needs the teacher's distribution; of it the sampled token alone is computed",
+        fix="set it to k3, or to k1 with use_policy_gradient=true",
+    ),
     f"{_A}actor.optim.lr_scheduler_type": _NO_SCHEDULE,
     "critic.optim.lr_scheduler_type": _NO_SCHEDULE,
     f"{_A}rollout.top_p": RefusedValue(

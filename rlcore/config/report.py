@@ -89,7 +89,8 @@ def _memory(config: RunConfig) -> dict[str, Any]:
     shape = read_model_shape(folder)
     if shape is None:
         return {"unknown": f"{folder} has no config.json with safetensors beside it"}
-    parts = memory_parts(config, shape)
+    path = config.teacher_path
+    parts = memory_parts(config, shape, None if path is None else read_model_shape(path))
     mebibytes = {f"{name}_mib": math.ceil(size / _MIB) for name, size in parts.items()}
     return {
         "parameters": shape.num_parameters,

@@ -21,6 +21,8 @@ _WITHOUT_OLD: Final = frozenset({"reinforce_loss"})
 def group_has_two_sessions(config: RunConfig) -> Iterator[Problem]:
     """Group estimators compare the sessions of a prompt."""
     n, name = config.actor_rollout_ref.rollout.n, config.algorithm.adv_estimator
+    if not config.learns_from_rewards and name != "grpo_passk":  # which has no number for one
+        return
     if ESTIMATORS.get(name) in GROUP_ESTIMATORS and n < 2 and not config.trainer.val_only:
         yield Problem(
             path="actor_rollout_ref.rollout.n",
@@ -46,8 +48,8 @@ def estimator_and_loss_read_their_keys(config: RunConfig) -> Iterator[Problem]:
         if function is None:  # one of the user's, which may read what it likes
             continue
         read = keys_read_by(function)
-        if config.actor_rollout_ref.actor.entropy_coeff:
-            read |= {f"{_ACTOR}loss_agg_mode"}  # the entropy bonus is aggregated, too
+        if config.actor_rollout_ref.actor.entropy_coeff or config.distillation.enabled:
+            read |= {f"{_ACTOR}loss_agg_mode"}  # other terms of the loss are aggregated, too
         for path in sorted(keys_of(functions) - read):
             value = value_at(config, path)
             if value != default_of(path):

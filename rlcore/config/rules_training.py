@@ -1,4 +1,4 @@
-"""Rules about what only some runs have: a critic, a reference, adapters. Their keys need them."""
+"""Rules about what only some runs have: critic, reference, teacher, adapters. Keys need them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -54,6 +54,13 @@ _FEATURES: Final = (
         switches=(f"{_ACTOR}use_kl_loss", "algorithm.use_kl_in_reward"),
     ),
     _Feature(
+        is_there=lambda config: config.distillation.enabled,
+        beginnings=("distillation.",),
+        reason="it has no effect: nothing is distilled",
+        fix="leave it out, or set distillation.enabled=true",
+        switches=("distillation.enabled",),
+    ),
+    _Feature(
         is_there=lambda config: config.actor_rollout_ref.model.lora_rank > 0,
         beginnings=(
             f"{_MODEL}lora_alpha",
@@ -69,7 +76,7 @@ _FEATURES: Final = (
 
 
 def keys_have_their_feature(config: RunConfig) -> Iterator[Problem]:
-    """A key that only a critic, a reference or an adapter reads needs it."""
+    """A key that only a critic, a reference, a teacher or an adapter reads needs it."""
     for feature in _FEATURES:
         if feature.is_there(config):
             continue

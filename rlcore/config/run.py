@@ -11,6 +11,7 @@ from rlcore.config.algorithm import AlgorithmConfig
 from rlcore.config.base import Section, Seed
 from rlcore.config.critic import CriticConfig
 from rlcore.config.data import DataConfig
+from rlcore.config.distillation import DistillationConfig
 from rlcore.config.problems import CROSS_FIELD
 from rlcore.config.queue import TransferQueueConfig
 from rlcore.config.reward import RewardConfig
@@ -49,6 +50,8 @@ class RunConfig(Section):
     """From rewards to advantages."""
     critic: CriticConfig = Field(default_factory=CriticConfig)
     """The value model."""
+    distillation: DistillationConfig = Field(default_factory=DistillationConfig)
+    """A teacher that the policy learns from."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Scores of responses."""
     transfer_queue: TransferQueueConfig = Field(default_factory=TransferQueueConfig)
@@ -104,6 +107,18 @@ class RunConfig(Section):
     def needs_reference(self) -> bool:
         """Whether a KL from a frozen reference is asked for."""
         return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
+
+    @property
+    def teacher_path(self) -> str | None:
+        """Folder of the teacher; None: nothing is distilled."""
+        teacher = self.distillation.teacher_models.teacher_model
+        return teacher.model_path if self.distillation.enabled else None
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether advantages reach the loss: not where the teacher alone is learnt from."""
+        distillation = self.distillation
+        return not distillation.enabled or distillation.distillation_loss.use_task_rewards
 
     @property
     def needs_critic(self) -> bool:

@@ -193,6 +193,8 @@ class DeadlinesConfig(Section):
     """Log-probs under the weights at the start of the step."""
     compute_ref_log_probs: Seconds | None = Field(default=None, gt=0)
     """Log-probs under the frozen reference."""
+    compute_teacher_log_probs: Seconds | None = Field(default=None, gt=0)
+    """Log-probs under the teacher."""
     compute_values: Seconds | None = Field(default=None, gt=0)
     """Values of the critic."""
     compute_advantage: Seconds | None = Field(default=None, gt=0)
@@ -244,6 +246,7 @@ PHASES = (
     "balance_batch",
     "compute_old_log_probs",
     "compute_ref_log_probs",
+    "compute_teacher_log_probs",
     "compute_values",
     "compute_advantage",
     "update_critic",

@@ -26,9 +26,13 @@ class VerlKey:
     """Values that ask for what happens anyway."""
     reason: str
     fix: str
+    but: str | None = None
+    """Beginning of keys below the pattern of which it does not speak."""
 
     def matches(self, path: str) -> bool:
         """Whether this entry speaks about the dotted key `path`."""
+        if self.but is not None and path.startswith(self.but):
+            return False
         if self.pattern.endswith(".*"):
             return path.startswith(self.pattern[:-1]) or path == self.pattern[:-2]
         return path == self.pattern
@@ -47,6 +51,10 @@ def _unordered(value: Any) -> Any:
 
 
 _A = "actor_rollout_ref."
+_D = "distillation."
+_TEACHER = "distillation.teacher_models.teacher_model."
+_ONE_TEACHER = "there is one teacher, so nothing is routed"
+_TEACHER_PLACE = "the teacher lies in the training workers and computes in their micro-batches"
 _NO_TOOLS = "tools are functions of a Python file"
 _TOOLS_KEY = f"set {_A}rollout.multi_turn.function_tool_path"
 _NO_COV = "clip_cov and kl_cov are not among the losses"
@@ -341,7 +349,21 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
     ("skip.rollout_tq.action", ("cache",), "reuse of earlier rollouts is not there yet",
      LEAVE_OUT),
     ("skip.*", (False, None), "reuse of earlier rollouts is not there yet", LEAVE_OUT),
-    ("distillation.*", (False, None), "distillation is not there yet", LEAVE_OUT),
+    (f"{_D}distillation_loss.topk", ANY, "the estimators read the sampled token alone", LEAVE_OUT),
+    (f"{_D}distillation_loss.log_prob_min_clamp", (None,), "it is of the losses over the teacher's "
+     "top tokens, which are not there", f"set {_D}distillation_loss.loss_max_clamp"),
+    (f"{_D}distillation_loss.policy_loss_mode", ("vanilla",), "verl takes vanilla alone, too",
+     LEAVE_OUT),
+    (f"{_D}teacher_key", ANY, _ONE_TEACHER, LEAVE_OUT),
+    (f"{_D}n_gpus_per_node", ANY, _TEACHER_PLACE, LEAVE_OUT),
+    (f"{_D}nnodes", ANY, _TEACHER_PLACE, LEAVE_OUT),
+    (f"{_D}num_workers", ANY, _TEACHER_PLACE, LEAVE_OUT),
+    (f"{_TEACHER}key", ANY, _ONE_TEACHER, LEAVE_OUT),
+    (f"{_TEACHER}num_replicas", ANY, _TEACHER_PLACE, LEAVE_OUT),
+    (f"{_TEACHER}inference.temperature", (1, 1.0, None),
+     "the teacher's distribution is scaled as the policy's", f"set {_A}rollout.temperature"),
+    (f"{_TEACHER}inference.*", ANY, _TEACHER_PLACE, LEAVE_OUT),
+    (f"{_D}teacher_model.*", (None, 0, False), _MOVED, f"set {_TEACHER}model_path"),
     ("global_profiler.save_path", ANY, "nothing is profiled", LEAVE_OUT),
     ("global_profiler.*", (None, False, []), _NO_PROFILER, LEAVE_OUT),
     ("ray_kwargs.ray_init.num_cpus", (None,), "the local cluster has a key of its own",
@@ -352,7 +374,16 @@ _ROWS: list[tuple[str, tuple[Any, ...] | AnyValue, str, str]] = [
 
 ]  # fmt: skip
 
-VERL_KEYS: tuple[VerlKey, ...] = tuple(
-    VerlKey(pattern=pattern, satisfied=satisfied, reason=reason, fix=fix)
-    for pattern, satisfied, reason, fix in _ROWS
+VERL_KEYS: tuple[VerlKey, ...] = (
+    *(
+        VerlKey(pattern=pattern, satisfied=satisfied, reason=reason, fix=fix)
+        for pattern, satisfied, reason, fix in _ROWS
+    ),
+    VerlKey(
+        pattern=f"{_D}teacher_models.*",
+        satisfied=(None,),
+        reason="there can be one teacher, and its name is teacher_model",
+        fix=f"set {_TEACHER}model_path",
+        but=_TEACHER,
+    ),
 )

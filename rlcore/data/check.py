@@ -14,7 +14,13 @@ from rlcore.data.dataset import PromptDataset, load_dataset
 from rlcore.data.duplicates import shared_rows
 from rlcore.data.samplers import load_sampler
 from rlcore.data.store import RowStore, StoreMeta
-from rlcore.data.tokenizer import load_tokenizer, read_json_object, stop_token_ids
+from rlcore.data.tokenizer import (
+    check_same_tokens,
+    load_tokenizer,
+    read_json_object,
+    read_tokenizer,
+    stop_token_ids,
+)
 from rlcore.errors import ConfigError, DataError
 from rlcore.reward.function import load_reward_function, uses_rules
 from rlcore.reward.rules import find_rule
@@ -154,6 +160,8 @@ def _check_sampler(config: RunConfig, train: PromptDataset) -> None:
 def check_model_folder(config: RunConfig) -> PreTrainedTokenizerBase:
     """Check that the model folder has a configuration, weights, a tokenizer and a chat template.
 
+    A teacher's folder needs no chat template, but the same tokenizer.
+
     Returns:
         The tokenizer.
 
@@ -167,18 +175,31 @@ def check_model_folder(config: RunConfig) -> PreTrainedTokenizerBase:
             f"model folder {folder} (actor_rollout_ref.model.path): no such folder; "
             "`rollflow prepare smollm2` and `rollflow prepare tiny` make the presets' models"
         )
-    path = folder / "config.json"
-    if not path.is_file():
-        raise DataError(f"model folder {folder}: config.json is missing")
-    values = read_json_object(path)
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        raise DataError(f"model folder {folder}: no weights (*.safetensors)")
+    values = _model_values(folder)
     tokenizer = load_tokenizer(folder, model.trust_remote_code)
     if not stop_token_ids(folder, tokenizer):
         raise DataError(
             f"model folder {folder}: neither the tokenizer nor generation_config.json names an "
             "end-of-sequence token, so no response could end"
         )
+    _check_positions(config, folder, values)
+    if config.teacher_path is not None:
+        _check_teacher_folder(config, Path(config.teacher_path), tokenizer)
+    return tokenizer
+
+
+def _model_values(folder: Path) -> dict[str, Any]:
+    """Return what config.json holds, in a folder with weights."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DataError(f"model folder {folder}: config.json is missing")
+    values = read_json_object(path)
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise DataError(f"model folder {folder}: no weights (*.safetensors)")
+    return values
+
+
+def _check_positions(config: RunConfig, folder: Path, values: dict[str, Any]) -> None:
     limit = values.get("max_position_embeddings")
     needed = config.data.max_prompt_length + config.data.max_response_length
     if isinstance(limit, int) and needed > limit:
@@ -187,7 +208,26 @@ def check_model_folder(config: RunConfig) -> PreTrainedTokenizerBase:
             f"+ {config.data.max_response_length} = {needed} tokens, but the model in {folder} "
             f"reads {limit}"
         )
-    return tokenizer
+
+
+def _check_teacher_folder(
+    config: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    if not folder.is_dir():
+        raise DataError(
+            f"model folder {folder} (distillation.teacher_models.teacher_model.model_path): "
+            "no such folder"
+        )
+    values = _model_values(folder)
+    _check_positions(config, folder, values)
+    trust = config.actor_rollout_ref.model.trust_remote_code
+    check_same_tokens(tokenizer, read_tokenizer(folder, trust), folder)
+    num_rows, last = values.get("vocab_size"), max(tokenizer.get_vocab().values())
+    if isinstance(num_rows, int) and last >= num_rows:
+        raise DataError(
+            f"model folder {folder}: the teacher's vocabulary has {num_rows} rows, but its "
+            f"tokenizer gives ids up to {last}"
+        )
 
 
 def check_output_folder(config: RunConfig) -> None:

@@ -26,24 +26,57 @@ def load_tokenizer(
         DataError: the folder, its tokenizer or its chat template is missing.
     """
     folder = Path(model_path)
-    if not folder.is_dir():
-        raise DataError(f"model folder {folder}: no such folder")
-    try:
-        if (folder / "tokenizer.json").is_file() and not trust_remote_code:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        else:
-            # Imports torch.
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # the tokenizers library raises bare exceptions
-        raise DataError(f"model folder {folder}: no readable tokenizer ({error})") from error
+    tokenizer = read_tokenizer(folder, trust_remote_code)
     if not tokenizer.chat_template:
         raise DataError(
             f"model folder {folder}: the tokenizer has no chat template; use an instruction-tuned "
             "model or add chat_template.jinja"
         )
     return tokenizer
+
+
+def read_tokenizer(folder: Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model folder, with a chat template or without.
+
+    Raises:
+        DataError: the folder or its tokenizer is missing.
+    """
+    if not folder.is_dir():
+        raise DataError(f"model folder {folder}: no such folder")
+    try:
+        if (folder / "tokenizer.json").is_file() and not trust_remote_code:
+            return PreTrainedTokenizerFast.from_pretrained(folder)
+        # Imports torch.
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # the tokenizers library raises bare exceptions
+        raise DataError(f"model folder {folder}: no readable tokenizer ({error})") from error
+
+
+def check_same_tokens(
+    policy: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, teacher_folder: Path
+) -> None:
+    """Check that two tokenizers give every token, added ones included, the same id.
+
+    How many rows the models' vocabularies are padded to is not looked at.
+
+    Raises:
+        DataError: names how many tokens differ, and the first.
+    """
+    ours, theirs = policy.get_vocab(), teacher.get_vocab()
+    differing = sorted(
+        (token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)),
+        key=lambda token: (min(ours.get(token, 1 << 62), theirs.get(token, 1 << 62)), token),
+    )
+    if differing:
+        first = differing[0]
+        raise DataError(
+            f"model folder {teacher_folder} (distillation.teacher_models.teacher_model.model_path):"
+            f" its tokenizer is not the policy's: {len(differing)} of {len(ours | theirs)} tokens "
+            f"differ, first {first!r}: id {ours.get(first, 'none')} for the policy, "
+            f"{theirs.get(first, 'none')} for the teacher; take a teacher of the policy's family"
+        )
 
 
 def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -41,11 +41,20 @@ class RankWorker:
         self, key: CallKey, rows: Rows, groups: list[str], keeps_start: bool = False
     ) -> tuple[list[int], Rows, dict[str, float]]:
         """Return the numbers of this rank's rows, their columns and the metrics."""
-        everything = range(len(groups))
-        parts = balanced_rows(everything, groups, _lengths(rows), self.ranks.size)
-        chosen = parts[self.ranks.rank]
+        chosen = self._own_rows(rows, groups)
         own = _chosen(rows, chosen)
         return chosen, *self.worker.compute_log_prob(key, own, keeps_start=keeps_start)
+
+    def compute_teacher_log_prob(
+        self, key: CallKey, rows: Rows, groups: list[str]
+    ) -> tuple[list[int], Rows, dict[str, float]]:
+        """Return the numbers of this rank's rows, their columns and the metrics."""
+        chosen = self._own_rows(rows, groups)
+        return chosen, *self.worker.compute_teacher_log_prob(key, _chosen(rows, chosen))
+
+    def _own_rows(self, rows: Rows, groups: list[str]) -> list[int]:
+        everything = range(len(groups))
+        return balanced_rows(everything, groups, _lengths(rows), self.ranks.size)[self.ranks.rank]
 
     def update_critic(self, key: CallKey, rows: Rows, groups: list[str]) -> dict[str, float]:
         """See TrainingWorker.update_critic."""
@@ -57,9 +66,7 @@ class RankWorker:
         self, key: CallKey, rows: Rows, groups: list[str]
     ) -> tuple[list[int], list[torch.Tensor]]:
         """Return the numbers of this rank's rows and their values."""
-        everything = range(len(groups))
-        parts = balanced_rows(everything, groups, _lengths(rows), self.ranks.size)
-        chosen = parts[self.ranks.rank]
+        chosen = self._own_rows(rows, groups)
         return chosen, self.worker.compute_values(key, _chosen(rows, chosen))[0]["values"]
 
     def weights(self) -> torch.Tensor:

@@ -22,8 +22,8 @@ WEIGHTS = frozenset({"on_step_end", "update_weights", "on_sample_end", "sleep_re
 """Phases and hooks that stop, move or start the engines."""
 UPDATE = frozenset({"update_actor", "update_critic"})
 FORWARD = frozenset(
-    {"compute_reward", "compute_old_log_probs", "compute_ref_log_probs", "compute_values",
-     "compute_advantage"}
+    {"compute_reward", "compute_old_log_probs", "compute_ref_log_probs",
+     "compute_teacher_log_probs", "compute_values", "compute_advantage"}
 )  # fmt: skip
 COLOURS = {
     "wait": "#d9d9d9",

@@ -37,6 +37,7 @@ BATCH_PHASES: tuple[Phase, ...] = (
     Phase("balance_batch", "_balance_batch"),
     Phase("compute_old_log_probs", "_compute_old_log_prob"),
     Phase("compute_ref_log_probs", "_compute_ref_log_prob"),
+    Phase("compute_teacher_log_probs", "_compute_teacher_log_prob"),
     Phase("compute_values", "_compute_values"),
     Phase("compute_advantage", "_compute_advantage"),
     Phase("update_critic", "_update_critic"),

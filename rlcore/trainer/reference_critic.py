@@ -1,4 +1,4 @@
-"""The phases of a frozen reference and a critic, and the weight of a KL penalty in the reward.
+"""The phases of reference, teacher and critic, and the weight of a KL penalty in the reward.
 
 A part of `PPOTrainer`: what a configuration does not ask for is no phase of its steps.
 """
@@ -97,6 +97,8 @@ class ReferenceAndCritic(ABC):
         idle: set[str] = set()
         if not self.config.needs_reference:
             idle.add("_compute_ref_log_prob")
+        if self.config.teacher_path is None:
+            idle.add("_compute_teacher_log_prob")
         if not self.config.needs_critic:
             idle |= {"_compute_values", "_update_critic"}
         return frozenset(idle)
@@ -109,6 +111,12 @@ class ReferenceAndCritic(ABC):
     def _compute_ref_log_prob(self, batch: BatchRef) -> Metrics:
         """Write `ref_log_prob` of the batch under the frozen reference."""
         return self.training.with_deadline(self.deadline_s).compute_ref_log_prob(
+            self._key(), self._partition("train"), self._leased(batch)
+        )
+
+    def _compute_teacher_log_prob(self, batch: BatchRef) -> Metrics:
+        """Write `teacher_logprobs` of the batch under the teacher, whatever weights sampled it."""
+        return self.training.with_deadline(self.deadline_s).compute_teacher_log_prob(
             self._key(), self._partition("train"), self._leased(batch)
         )
 

@@ -11,6 +11,7 @@ from rlcore.config.actor import ModelConfig
 from rlcore.config.arguments import arguments
 from rlcore.config.cores import Cores, threads_on
 from rlcore.training.batches import MicroBatchLimits
+from rlcore.training.distillation import DistillationSpec
 from rlcore.training.loss_choice import loss_choice
 from rlcore.training.plan import CriticSpec, LoraSpec, OptimizerSpec, UpdatePlan
 from rlcore.training.schedule import LearningRate
@@ -69,6 +70,7 @@ class TrainingSpec:
     """Whether log-probs of a frozen model are asked for."""
     reference_path: str | None = None
     """Its folder; None: the model as it was before training."""
+    distillation: DistillationSpec | None = None
     lora: LoraSpec | None = None
     critic: CriticSpec | None = None
     gradient_checkpointing: bool = False
@@ -164,6 +166,7 @@ class TrainingSpec:
             kl_loss_coef=actor.kl_loss_coef,
             has_reference=config.needs_reference,
             reference_path=config.actor_rollout_ref.ref.model.path,
+            distillation=DistillationSpec.from_config(config),
             lora=lora_of(model),
             critic=_critic(config, total_steps) if config.needs_critic else None,
             gradient_checkpointing=model.enable_gradient_checkpointing,

@@ -1,4 +1,4 @@
-"""The policy's loss for a micro-batch: policy loss, entropy bonus, KL from the reference.
+"""The policy's loss for a micro-batch: policy loss, entropy, KL from reference and teacher.
 
 Legend: B rows (trajectories) of a micro-batch, T response positions.
 """
@@ -17,6 +17,7 @@ from rlcore.algorithms import (
     kl_estimate,
 )
 from rlcore.training.batches import Rows
+from rlcore.training.distillation import TEACHER_COLUMN
 from rlcore.training.policy import Policy
 from rlcore.training.ranks import Ranks
 from rlcore.training.spec import TrainingSpec
@@ -50,6 +51,7 @@ class PolicyUpdater(Updater):
             "rollout_is_weights": self._spec.has_is_weights,
             "train_mask": self._spec.has_train_mask,
             REFERENCE_COLUMN: self._spec.kl_loss is not None,
+            TEACHER_COLUMN: self._spec.distillation is not None,
         }
         return (*LOSS_COLUMNS, *(name for name, is_wanted in extra.items() if is_wanted))
 
@@ -60,7 +62,8 @@ class PolicyUpdater(Updater):
         return rows
 
     def _teaches(self, rows: Rows, index: int) -> bool:
-        has_other_terms = self._spec.entropy_coeff or self._spec.kl_loss is not None
+        spec = self._spec
+        has_other_terms = spec.entropy_coeff or spec.kl_loss is not None or spec.distillation
         can_skip = self._loss.is_silent_without_advantage and not has_other_terms
         mask = rows["response_mask"][index].bool()
         if not can_skip:
@@ -82,10 +85,18 @@ class PolicyUpdater(Updater):
             inputs, agg_kw=self._aggregation(totals), **self._spec.loss_settings
         )
         terms, loss = {"pg_loss": policy_loss}, policy_loss
+        parts = logp + inputs.old_logp + inputs.adv + entropy
+        distillation = self._spec.distillation
+        if distillation is not None:
+            teacher = padded(rows, TEACHER_COLUMN, micro)
+            parts = parts + teacher
+            distilled, told = distillation.term(inputs, mask, teacher, self._aggregation(totals))
+            terms["distillation/loss"], metrics = distilled, metrics | told
+            rewarded = policy_loss if distillation.has_task_loss else 0.0
+            loss = rewarded + distillation.coef * distilled
         if self._spec.entropy_coeff:
             terms["entropy_loss"] = self._aggregated(entropy, mask, totals)
             loss = loss - self._spec.entropy_coeff * terms["entropy_loss"]
-        parts = logp + inputs.old_logp + inputs.adv + entropy
         if self._spec.kl_loss is not None:
             reference = padded(rows, REFERENCE_COLUMN, micro)
             parts = parts + reference

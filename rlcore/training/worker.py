@@ -1,7 +1,7 @@
 """The training worker, one per rank: log-probs, values, updates, publication and checkpoints.
 
 A plain object without Ray or queue: columns in, columns out. It holds the policy, and what the run
-asks for besides: a frozen reference, a critic.
+asks for besides: a frozen reference, a teacher, a critic.
 """
 
 import time
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from rlcore.algorithms import masked_mean, offpolicy_metrics
+from rlcore.algorithms import masked_mean, offpolicy_metrics, teacher_kl
 from rlcore.checkpoint_engine.segment import write_tensors
 from rlcore.checkpoint_engine.segment_file import segment_path
-from rlcore.errors import ConfigError, FencedError
+from rlcore.errors import ConfigError, DataError, FencedError
 from rlcore.fencing import Fence
 from rlcore.training.balance import Share, shares
 from rlcore.training.batches import Rows, check_rows
@@ -29,6 +29,7 @@ from rlcore.training.checkpoint import (
 )
 from rlcore.training.columns import computed_columns
 from rlcore.training.critic import Critic
+from rlcore.training.distillation import TEACHER_COLUMN
 from rlcore.training.lora import adapter_tensors, merged_tensors
 from rlcore.training.policy import Policy
 from rlcore.training.progress import Progress
@@ -75,6 +76,8 @@ class TrainingWorker:
             gradient_checkpointing=spec.gradient_checkpointing,
         )
         self.reference = self._load_reference()
+        distillation = spec.distillation
+        self.teacher = None if distillation is None else self._frozen(distillation.teacher_path)
         self.updater = PolicyUpdater(self.policy, spec, self.ranks)
         self.versions = WeightVersions(Path(spec.folder) / "weight_version")
         self.actor = Trainee(
@@ -97,15 +100,19 @@ class TrainingWorker:
         is_below_adapters = spec.lora is not None and spec.reference_path is None
         if not spec.has_reference or is_below_adapters:
             return None
-        reference = Policy(
-            spec.reference_path or spec.model_path,
+        return self._frozen(spec.reference_path or spec.model_path)
+
+    def _frozen(self, path: str) -> Policy:
+        spec = self.spec
+        model = Policy(
+            path,
             dtype=spec.dtype,
             packing=spec.packing,
             trust_remote_code=spec.trust_remote_code,
             ranks=self.ranks,
         )
-        reference.freeze()
-        return reference
+        model.freeze()
+        return model
 
     @property
     def progress(self) -> Progress:
@@ -180,6 +187,39 @@ class TrainingWorker:
             [REFERENCE_COLUMN],
             lambda layout: reference.log_probs(layout, self.spec.temperature)[:1],
         )
+
+    def compute_teacher_log_prob(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
+        """Return the column `teacher_logprobs` of the sampled tokens, and how far the policy is.
+
+        The teacher's distribution is over the rows of its own vocabulary, which may be more or
+        fewer than the policy's where both are padded beyond the ids of their one tokenizer (Qwen's
+        sizes differ so): padding has next to no probability in a trained model. It is scaled by the
+        temperature of sampling, as the policy's and the reference's are.
+
+        Args:
+            key: Of the caller.
+            rows: Columns; with `old_log_probs` the metrics tell the mean KL to the teacher.
+
+        Raises:
+            FencedError: an older caller.
+            DataError: a column is missing or malformed, or a token has no row in the teacher.
+            ConfigError: the run has no teacher.
+        """
+        self._fence.admit(key)
+        check_rows(rows, FORWARD_COLUMNS)
+        teacher = self.teacher
+        if teacher is None:
+            raise ConfigError("this run has no teacher: nothing in it is distilled")
+        _check_vocabulary(teacher, rows)
+        columns = self._columns(
+            teacher,
+            rows,
+            [TEACHER_COLUMN],
+            lambda layout: teacher.log_probs(layout, self.spec.temperature)[:1],
+        )
+        compared = {name: rows[name] for name in ("response_mask", "old_log_probs") if name in rows}
+        everything = summed(self.ranks.gather({**compared, **columns}))
+        return columns, _teacher_metrics(everything)
 
     def compute_values(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
         """Return the column `values` under the critic's present weights, and the time it took.
@@ -361,6 +401,26 @@ class TrainingWorker:
         if self.critic is None:
             raise ConfigError("this run has no critic: nothing in it asks for values")
         return self.critic
+
+
+def _check_vocabulary(model: Policy, rows: Rows) -> None:
+    embeddings = model.model.get_input_embeddings()
+    num_rows = int(embeddings.num_embeddings)  # type: ignore[arg-type]
+    for name in ("prompts", "responses"):
+        for row, ids in enumerate(rows[name]):
+            if len(ids) and int(ids.max()) >= num_rows:
+                raise DataError(
+                    f"row {row}: {name} hold token {int(ids.max())}, of which the teacher "
+                    f"{model.model.name_or_path} has no row: its vocabulary has {num_rows}"
+                )
+
+
+def _teacher_metrics(rows: Rows) -> dict[str, float]:
+    if "old_log_probs" not in rows:
+        return {}
+    padded = {name: pad_sequence(values, batch_first=True) for name, values in rows.items()}
+    kl = teacher_kl(padded["old_log_probs"], padded[TEACHER_COLUMN], padded["response_mask"])
+    return {"actor/distillation/teacher_kl": kl}
 
 
 def _log_prob_metrics(rows: Rows) -> dict[str, float]:

@@ -15,13 +15,15 @@ from rlcore.testing.tiny_model import VOWELS, build_tiny_model
 from rlcore.trainer.advantage import AdvantageSpec, compute_advantage, copy_rollout_log_probs
 from rlcore.training.spec import TrainingSpec
 from rlcore.training.update import PolicyUpdater
-from rlcore.training.worker import TrainingWorker
+from rlcore.training.worker import FORWARD_COLUMNS, TrainingWorker
 from rlcore.types import CallKey, SampledBatch
 
 RUN = "r"
 TRAIN = "r/train"
 LOSS = "actor_rollout_ref.actor.policy_loss."
 CORRECTION = "algorithm.rollout_correction."
+DISTIL = "distillation.distillation_loss."
+TEACHER = "distillation.teacher_models.teacher_model.model_path"
 VOWEL_IDS = [ord(letter) - 32 + 5 for letter in VOWELS]
 GDPO = "algorithm.gdpo_reward_keys=[vowels,length]"
 ESTIMATORS = kind_of("algorithm.adv_estimator").works
@@ -74,19 +76,31 @@ def spec_of(model_path: str, folder: str, *overrides: str) -> TrainingSpec:
     return TrainingSpec.from_config(config, run_id=RUN, attempt=1, folder=folder)
 
 
-def sampled(worker: TrainingWorker, queue: MemoryQueue, key: CallKey) -> SampledBatch:
+def sampled(
+    worker: TrainingWorker, queue: MemoryQueue, key: CallKey, *, is_policys: bool = False
+) -> SampledBatch:
     """Random responses of the tiny model's length, scored by their share of vowels.
 
     The engine's log-probs are the trainer's with some noise.
+
+    Args:
+        worker: Whose policy computes the old log-probs.
+        queue: Gets the rows.
+        key: Names the step, which seeds the random numbers.
+        is_policys: Sample the responses from the policy, not evenly.
     """
     generator = torch.Generator().manual_seed(key.global_step)
     keys = [f"u{prompt}_{session}_0" for prompt in range(4) for session in range(4)]
     rows = {"prompts": [], "responses": [], "response_mask": []}
     for row in range(len(keys)):
         count = 3 + row % 3
-        response = torch.randint(4, 100, (count,), generator=generator)
-        response[row % count] = VOWEL_IDS[row % 5]
-        rows["prompts"].append(torch.arange(40, 46) + row // 4)
+        prompt = torch.arange(40, 46) + row // 4
+        if is_policys:
+            response = continued(worker, prompt, count, generator)
+        else:
+            response = torch.randint(4, 100, (count,), generator=generator)
+            response[row % count] = VOWEL_IDS[row % 5]
+        rows["prompts"].append(prompt)
         rows["responses"].append(response)
         rows["response_mask"].append((torch.arange(count) != 1).long())
     found, _ = worker.compute_log_prob(key, rows)
@@ -115,21 +129,47 @@ def sampled(worker: TrainingWorker, queue: MemoryQueue, key: CallKey) -> Sampled
                         keys=keys, tags=tags, metrics={})  # fmt: skip
 
 
-def train(worker: TrainingWorker, model_path: str, *overrides: str) -> list[dict[str, float]]:
-    """Two steps under a configuration; return the metrics of each."""
+def continued(
+    worker: TrainingWorker, prompt: torch.Tensor, count: int, generator: torch.Generator
+) -> torch.Tensor:
+    """Sample `count` tokens after a prompt."""
+    ids = prompt
+    for _ in range(count):
+        layout = worker.policy.layout([ids], [ids[:1]])
+        with torch.no_grad():
+            logits = worker.policy.model(**layout.model_inputs).logits[0, layout.predictors[0]]
+        chances = logits.softmax(-1)
+        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)])
+    return ids[len(prompt) :]
+
+
+def train(
+    worker: TrainingWorker,
+    model_path: str,
+    *overrides: str,
+    steps: int = 2,
+    is_policys: bool = False,
+) -> list[dict[str, float]]:
+    """Some steps under a configuration; return the metrics of each."""
     config = config_of(model_path, *overrides)
     spec = spec_of(model_path, worker.spec.folder, *overrides)
     worker.spec = spec
-    worker.updater = PolicyUpdater(worker.policy, spec)
+    worker.updater = worker.actor.updater = PolicyUpdater(worker.policy, spec)
+    worker.actor.plan = spec.plan
     queue = MemoryQueue()
     metrics = []
-    for _ in range(2):
+    for _ in range(steps):
         step = worker.progress.num_inner_steps + 1
         key = CallKey(run_id=RUN, attempt=1, global_step=step)
-        batch = sampled(worker, queue, key)
+        batch = sampled(worker, queue, key, is_policys=is_policys)
         if config.algorithm.rollout_correction.bypass_mode:
             copy_rollout_log_probs(queue, TRAIN, batch)
         found = compute_advantage(queue, TRAIN, batch, AdvantageSpec.from_config(config))
+        if config.teacher_path is not None:
+            read = queue.get(TRAIN, batch.keys, [*FORWARD_COLUMNS, "old_log_probs"])
+            written, told = worker.compute_teacher_log_prob(key, read)
+            queue.put(TRAIN, batch.keys, written)
+            found |= told
         rows = queue.get(TRAIN, batch.keys, worker.updater.columns)
         before = weights(worker)
         found |= worker.update_actor(key, rows, [tag["uid"] for tag in batch.tags])
@@ -174,3 +214,58 @@ def test_options_of_losses_train(worker, model_path):
     train(worker, model_path, f"{LOSS}loss_mode=decoupled_ppo", f"{LOSS}decoupled_cap=1.2",
           f"{LOSS}decoupled_cap_mode=mask")  # fmt: skip
     train(worker, model_path, f"{LOSS}loss_mode=gspo", f"{CORRECTION}bypass_mode=true")
+
+
+@pytest.fixture
+def make_pupil(model_path, tmp_path):
+    """Return a function: a worker of its own with a teacher, and what it was asked for."""
+
+    def make(teacher_path: str, *overrides: str):
+        asked = ["distillation.enabled=true", f"{TEACHER}={teacher_path}", *overrides]
+        return TrainingWorker(spec_of(model_path, str(tmp_path), *asked)), asked
+
+    return make
+
+
+def distance(worker: TrainingWorker) -> float:
+    """Exact KL(policy || teacher) of the first token, in nats, mean over the four prompts."""
+    found = []
+    for first in range(40, 44):
+        prompt = torch.arange(first, first + 6)
+        layout = worker.policy.layout([prompt], [prompt[:1]])
+        with torch.no_grad():
+            ours, theirs = (
+                side.model(**layout.model_inputs).logits[0, layout.predictors[0]].log_softmax(-1)
+                for side in (worker.policy, worker.teacher)
+            )
+        found.append((ours.exp() * (ours - theirs)).sum().item())
+    return sum(found) / len(found)
+
+
+WAYS = {
+    "loss": [f"{DISTIL}loss_mode=k3"],
+    "reward": [f"{DISTIL}use_policy_gradient=true", f"{DISTIL}loss_mode=k1"],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_policy_comes_nearer_to_its_teacher(make_pupil, model_path, tmp_path, way):
+    build_tiny_model(tmp_path / "teacher", num_layers=1, width=64, seed=3, spread=0.1)
+    alone = [f"{DISTIL}use_task_rewards=false", "actor_rollout_ref.actor.optim.lr=3e-3"]
+    worker, asked = make_pupil(tmp_path / "teacher", *WAYS[way], *alone)
+    before = distance(worker)
+    steps = train(worker, model_path, *asked, steps=16, is_policys=True)
+    told = [step["actor/distillation/teacher_kl"] for step in steps]
+    assert before > 0.3 and distance(worker) < 0.85 * before
+    if way == "reward":  # at ratio 1 the loss is the mean of minus the advantages: the KL
+        losses = [step["actor/distillation/loss"] for step in steps]
+        assert losses == pytest.approx(told, abs=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_teacher_that_is_the_policy_says_nothing_at_first(make_pupil, model_path, way):
+    worker, asked = make_pupil(model_path, *WAYS[way])  # beside the task's rewards, which move it
+    first, second = train(worker, model_path, *asked)
+    for name in ("teacher_kl", "loss", "abs_loss"):
+        assert first[f"actor/distillation/{name}"] == pytest.approx(0, abs=1e-6)
+    assert second["actor/distillation/abs_loss"] > 0 and second["actor/distillation/loss"] != 0

@@ -93,6 +93,9 @@ INNER_STEPS = {
         f"{SEPARATE}parameter_sync_step=2",
         f"{SEPARATE}in_flight_update=True",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        # A teacher looks at what several weight versions sampled; it is what the policy was.
+        "distillation.enabled=true",
+        "distillation.teacher_models.teacher_model.model_path=models/tiny",
     ),
 }
 
@@ -144,6 +147,14 @@ def test_no_token_is_older_than_the_bound(resumed):
     assert all(0 <= m[worst] <= 1 for step, m in metrics.items() if step > 0)
     assert max(m[worst] for step, m in metrics.items() if step > 0) == 1
     assert max(m["response_length/max"] for step, m in metrics.items() if step > 0) <= 48
+
+
+@pytest.mark.parametrize("resumed", ["separate_async"], indirect=True)
+def test_a_teacher_is_asked_in_every_step(resumed):
+    metrics = read_metrics(resumed / "metrics.jsonl")
+    losses = [m["actor/distillation/loss"] for step, m in metrics.items() if step > 0]
+    assert len(losses) == 5 and losses[0] < losses[-1]
+    assert all("actor/distillation/teacher_kl" in m for step, m in metrics.items() if step > 0)
 
 
 # In separate_async it is a matter of time whether an update falls into a response.

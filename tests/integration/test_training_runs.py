@@ -1,5 +1,6 @@
-"""Whole runs of what training can do besides GRPO of all weights: adapters."""
+"""Whole runs of what training can do besides GRPO of all weights: adapters, ReMax, a teacher."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,13 @@ from safetensors.torch import load_file
 from rlcore.tracking.curves import read_metrics
 
 pytestmark = [pytest.mark.integration, pytest.mark.training_runs]
+
+# The teacher is what the policy was: there is nothing to learn from it at first.
+TEACHER = (
+    "distillation.enabled=true",
+    "distillation.teacher_models.teacher_model.model_path=models/tiny",
+)
+DISTILLED = "actor/distillation/"
 
 
 def trained(joined, *overrides: str) -> tuple[Path, dict[int, dict[str, float]]]:
@@ -23,14 +31,20 @@ def trained(joined, *overrides: str) -> tuple[Path, dict[int, dict[str, float]]]
     return found[0], read_metrics(found[0] / "metrics.jsonl")
 
 
-def test_adapters_train_and_are_exported_merged(joined):
+def test_adapters_train_with_remax_and_a_teacher_and_are_exported_merged(joined):
     folder, steps = trained(
         joined,
+        "algorithm.adv_estimator=remax",
+        *TEACHER,
         "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.actor.use_kl_loss=true",
         "trainer.total_training_steps=2",
         "trainer.save_freq=2",
     )
+    assert all(math.isfinite(steps[n]["critic/baselines/mean"]) for n in (1, 2))
+    for name in ("loss", "abs_loss", "teacher_kl"):
+        assert steps[1][f"{DISTILLED}{name}"] == pytest.approx(0, abs=1e-5)
+    assert steps[2][f"{DISTILLED}loss"] > 0
     assert steps[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
     assert steps[2]["actor/kl_loss"] > 0
     # the engine got merged weights: its log-probs are the trainer's

@@ -59,7 +59,7 @@ def test_a_script_trains(joined, script):
     assert ("actor/reward_kl_penalty" in steps[2]) == (script == "rloo")
 
 
-def test_the_script_with_a_critic_trains_with_both_kls_on_two_ranks(joined):
+def test_the_script_with_a_critic_trains_with_kls_and_a_teacher_on_two_ranks(joined):
     folder, steps = trained(
         joined, "ppo",
         "actor_rollout_ref.actor.optim.lr=1e-3",
@@ -68,6 +68,11 @@ def test_the_script_with_a_critic_trains_with_both_kls_on_two_ranks(joined):
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl.type=adaptive",
         "algorithm.kl_ctrl.horizon=100",
+        # What the policy was: there is no reward in its log-probs at first.
+        "distillation.enabled=true",
+        "distillation.teacher_models.teacher_model.model_path=models/tiny",
+        "distillation.distillation_loss.use_policy_gradient=true",
+        "distillation.distillation_loss.loss_mode=k1",
         "critic.model.path=models/tiny",
         "critic.optim.lr=1e-3",
         "trainer.critic_warmup=2",  # 5 in the script
@@ -83,6 +88,15 @@ def test_the_script_with_a_critic_trains_with_both_kls_on_two_ranks(joined):
     assert steps[1]["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)
     assert steps[2]["actor/kl_loss"] == pytest.approx(0, abs=1e-5)
     assert steps[3]["actor/reward_kl_penalty"] != 0 and steps[3]["actor/kl_loss"] > 0
+    assert "timing_s/compute_teacher_log_probs" in steps[1]
+    distilled = "actor/distillation/"
+    for step in (1, 2):
+        assert steps[step][f"{distilled}teacher_kl"] == pytest.approx(0, abs=1e-5)
+    assert steps[2][f"{distilled}loss"] == pytest.approx(0, abs=1e-5)
+    # at ratio 1 the loss is minus the mean of the rewards
+    found = steps[3][f"{distilled}teacher_kl"]
+    assert abs(found) > 1e-5
+    assert steps[3][f"{distilled}loss"] == pytest.approx(found, abs=1e-4)
     assert steps[1]["critic/values/max"] == 0 and steps[2]["critic/values/max"] != 0
     for name in ("vf_loss", "vf_clipfrac", "vpred_mean", "vf_explained_var", "grad_norm", "lr"):
         assert math.isfinite(steps[3][f"critic/{name}"])

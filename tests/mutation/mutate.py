@@ -46,6 +46,7 @@ LAST = "test_properties.py"
 
 FIRST = {
     "test_advantages.py": ("advantages", "batch_advantages", "groups"),
+    "test_distillation.py": ("distillation",),
     "test_kl_and_value.py": ("kl", "value", "offpolicy", "logits"),
     "test_losses.py": ("aggregate", "ppo", "ratio", "sequence_losses", "weighted_losses"),
     "test_masked.py": ("masked", "choices"),

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import rlcore.algorithms
-from rlcore.config import load_config
+from rlcore.config import load_config, resolve_config
 from rlcore.config.actor import ActorConfig
 from rlcore.config.argument_table import ARGUMENTS, ESTIMATORS, GROUP_ESTIMATORS, LOSSES
 from rlcore.config.arguments import arguments, keys_read_by
@@ -21,10 +21,12 @@ from rlcore.config.names import kind_of
 from rlcore.config.schema import json_schema
 from rlcore.config.tree import all_fields, default_of, unit_of
 from rlcore.testing.unchecked import unchecked_config
+from rlcore.training.distillation import DistillationSpec
 
 A = "actor_rollout_ref."
 ACTOR = f"{A}actor."
 CORRECTION = "algorithm.rollout_correction."
+TEACHER = "distillation.teacher_models.teacher_model."
 
 
 def raw(**keys):
@@ -59,6 +61,62 @@ def test_kl_kinds_and_the_clamp_of_k3_alone():
     assert arguments(raw(**{key: "mse"}), "kl_estimate") == {"kind": "k2", "value_clamp": None}
     assert arguments(raw(**{key: "k3+"}), "kl_estimate") == {"kind": "k3+", "value_clamp": None}
     assert arguments(load_config("grpo-tiny"), "kl_in_reward") == {"beta": 0.001, "kind": "k1"}
+
+
+def test_a_teacher_is_learnt_from_as_asked():
+    teacher = {"distillation.enabled": True, f"{TEACHER}model_path": "teacher"}
+    config = load_config("grpo-tiny", teacher)
+    assert DistillationSpec.from_config(config) == DistillationSpec(
+        teacher_path="teacher",
+        settings={"kind": "k3", "value_clamp": None, "agg": "token-mean"},
+    )
+    loss = "distillation.distillation_loss."
+    asked = {
+        f"{loss}loss_mode": "kl",
+        f"{loss}use_policy_gradient": True,
+        f"{loss}loss_max_clamp": 10,
+        f"{loss}clip_ratio": 0.1,
+        f"{loss}clip_ratio_high": 0.3,
+        f"{loss}distillation_loss_coef": 0.5,
+        f"{ACTOR}loss_agg_mode": "seq-mean-token-mean",
+    }
+    spec = DistillationSpec.from_config(load_config("grpo-tiny", {**teacher, **asked}))
+    assert spec == DistillationSpec(
+        teacher_path="teacher",
+        is_policy_gradient=True,
+        coef=0.5,
+        settings={
+            "kind": "k1",
+            "value_clamp": 10,
+            "clip_low": 0.1,
+            "clip_high": 0.3,
+            "dual_clip": 3.0,
+            "agg": "seq-mean-token-mean",
+        },
+    )
+    alone = {**teacher, f"{loss}use_task_rewards": False, f"{A}rollout.n": 1}
+    config = load_config("grpo-tiny", alone)
+    assert not config.learns_from_rewards and config.teacher_path == "teacher"
+    spec = DistillationSpec.from_config(config)
+    assert spec is not None and not spec.has_task_loss and spec.coef == 1
+    assert DistillationSpec.from_config(load_config("grpo-tiny")) is None
+
+
+def test_sizes_of_a_teachers_servers_are_told_to_have_no_effect():
+    asked = [
+        "distillation.n_gpus_per_node=4",
+        "distillation.nnodes=1",
+        "distillation.teacher_key=data_source",
+        "distillation.distillation_loss.topk=64",
+        f"{TEACHER}num_replicas=2",
+        f"{TEACHER}key=math",
+        f"{TEACHER}inference.tensor_model_parallel_size=2",
+        f"{TEACHER}inference.engine_kwargs.vllm.max_logprobs=64",
+    ]
+    teacher = ["distillation.enabled=true", f"{TEACHER}model_path=x"]
+    notices = resolve_config("grpo-tiny", [*teacher, *asked]).notices
+    keys = [override.partition("=")[0] for override in asked]
+    assert sorted(notice.partition("=")[0] for notice in notices) == sorted(keys)
 
 
 def test_estimators():

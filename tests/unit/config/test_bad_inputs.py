@@ -13,6 +13,9 @@ VAL = f"{ROLLOUT}val_kwargs."
 ENGINE_KWARGS = f"{ROLLOUT}checkpoint_engine.engine_kwargs"
 RC = "algorithm.rollout_correction."
 V1 = "trainer.v1."
+DISTIL = "distillation.distillation_loss."
+TEACHER = "distillation.teacher_models.teacher_model."
+TAUGHT = ["distillation.enabled=true", f"{TEACHER}model_path=x"]
 ASYNC = [
     f"{V1}trainer_mode=separate_async",
     f"{V1}separate_async.parameter_sync_step=1",
@@ -104,6 +107,53 @@ BAD = [
     ([f"{A}model.lora_adapter_path=x"], f"{A}model.lora_adapter_path", "not there yet"),
     ([f"{A}model.lora.merge=false"], f"{A}model.lora.merge", "lora_rank=0"),
     ([f"{A}model.lora.rank=4"], f"{A}model.lora.rank", "Megatron's"),
+    # distillation
+    (["distillation.enabled=true"], f"{TEACHER}model_path", "distillation.enabled=true needs it"),
+    ([f"{TEACHER}model_path=x"], f"{TEACHER}model_path", "nothing is distilled"),
+    ([f"{DISTIL}loss_mode=k2"], f"{DISTIL}loss_mode", "nothing is distilled"),
+    ([*TAUGHT, f"{DISTIL}loss_mode=k1"], f"{DISTIL}loss_mode", "does not depend on the teacher"),
+    ([*TAUGHT, f"{DISTIL}loss_mode=kl"], f"{DISTIL}loss_mode", "does not depend on the teacher"),
+    (
+        [*TAUGHT, f"{DISTIL}loss_mode=k3+", f"{DISTIL}use_policy_gradient=true"],
+        f"{DISTIL}loss_mode",
+        "no gradient of its own",
+    ),
+    *(
+        ([*TAUGHT, f"{DISTIL}loss_mode={mode}"], f"{DISTIL}loss_mode", "the teacher's distribution")
+        for mode in ("forward_kl_topk", "reverse_kl_topk", "jsd_topk")
+    ),
+    (
+        [*TAUGHT, f"{DISTIL}use_task_rewards=false", f"{DISTIL}distillation_loss_coef=2"],
+        f"{DISTIL}distillation_loss_coef",
+        "the weight is 1",
+    ),
+    ([*TAUGHT, f"{DISTIL}clip_ratio_low=0.1"], f"{DISTIL}clip_ratio_low", "no ratio is clipped"),
+    (
+        [*TAUGHT, f"{DISTIL}log_prob_min_clamp=-10"],
+        f"{DISTIL}log_prob_min_clamp",
+        "the teacher's top tokens",
+    ),
+    (
+        [*TAUGHT, f"{DISTIL}policy_loss_mode=gspo"],
+        f"{DISTIL}policy_loss_mode",
+        "verl takes vanilla alone",
+    ),
+    (
+        [*TAUGHT, "+distillation.teacher_models.math.model_path=y"],
+        "distillation.teacher_models.math.model_path",
+        "there can be one teacher",
+    ),
+    (
+        ["distillation.teacher_model.model_path=x"],
+        "distillation.teacher_model.model_path",
+        "verl moved it",
+    ),
+    (
+        [*TAUGHT, f"{TEACHER}inference.temperature=0.5"],
+        f"{TEACHER}inference.temperature",
+        "scaled as the policy's",
+    ),
+    ([*TAUGHT, f"{ROLLOUT}n=1"], f"{ROLLOUT}n", "needs at least 2"),
     # rollout correction
     (
         [f"{ACTOR}policy_loss.loss_mode=bypass_mode"],

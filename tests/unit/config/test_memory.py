@@ -94,6 +94,21 @@ def test_parts_of_ranks_reference_critic_and_adapters(tmp_path):
     assert "reference_weights" not in parts
 
 
+def test_a_teacher_has_its_own_size(tmp_path):
+    write_model(tmp_path / "policy", {"a": [1000]})
+    write_model(tmp_path / "teacher", {"a": [3000]})
+    shape, teacher = (read_model_shape(tmp_path / name) for name in ("policy", "teacher"))
+    path = "distillation.teacher_models.teacher_model.model_path"
+    asked = ["distillation.enabled=true", f"{path}={tmp_path}/teacher"]
+    asked += [f"{A}model.path={tmp_path}/policy", f"{A}model.lora_rank=4"]
+    config = load_config("grpo-tiny", [*asked, "trainer.n_gpus_per_node=2"])
+    assert memory_parts(config, shape, teacher)["teacher_weights"] == 6000
+    assert memory_parts(config, shape)["teacher_weights"] == 2000
+    assert "teacher_weights" not in memory_parts(load_config("grpo-tiny"), shape)
+    told = plan(load_config("grpo-tiny", asked))["memory"]
+    assert told["teacher_weights_mib"] == 1
+
+
 def test_micro_batches_by_rows(tmp_path):
     config = load_config(
         "grpo-tiny", [f"{A}actor.use_dynamic_bsz=false", f"{A}actor.ppo_micro_batch_size_per_gpu=2"]

@@ -108,7 +108,10 @@ def accesses():
 
 
 # Read by the section itself, when it is built: it fills the keys that follow it.
-FILLS_OTHERS = {"actor_rollout_ref.actor.clip_ratio"}
+FILLS_OTHERS = {
+    "actor_rollout_ref.actor.clip_ratio",
+    "distillation.distillation_loss.clip_ratio",
+}
 
 
 def has_one_value(path):

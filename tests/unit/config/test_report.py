@@ -42,8 +42,8 @@ def test_plan_shows_the_sums():
     assert sizes["step"]["rounds_of_slots"] == 2  # 36 over 2 x 16 slots
     assert sizes["step"]["optimizer_steps"] == 3  # 12 / 4
     assert sizes["staleness"]["budget"] == 0
-    # Per row 8 x 64 bytes of prompt, and per response token 4 int64 and 9 float32: 68 bytes.
-    assert sizes["buffer"]["bytes_at_most"] == 36 * (8 * 64 + 68 * 8)
+    # Per row 8 x 64 bytes of prompt, and per response token 4 int64 and 10 float32: 72 bytes.
+    assert sizes["buffer"]["bytes_at_most"] == 36 * (8 * 64 + 72 * 8)
 
 
 def test_plan_of_micro_batches_and_rhythm():

@@ -40,6 +40,11 @@ V1 = "trainer.v1."
 ESTIMATOR = "algorithm.adv_estimator"
 SEPARATE = {f"{V1}trainer_mode": "separate_async", f"{V1}separate_async.parameter_sync_step": 2}
 
+TEACHER_ALONE = {
+    "distillation.enabled": True,
+    "distillation.distillation_loss.use_task_rewards": False,
+}
+
 
 def problems(rule, values, **more):
     return {p.path: p for p in rule(unchecked_config(values), **more)}
@@ -49,6 +54,12 @@ def problems(rule, values, **more):
     ("rule", "values", "path", "words"),
     [
         (group_has_two_sessions, {ESTIMATOR: "rloo", f"{ROLLOUT}n": 1}, f"{ROLLOUT}n", "rloo"),
+        (
+            group_has_two_sessions,
+            {**TEACHER_ALONE, ESTIMATOR: "grpo_passk", f"{ROLLOUT}n": 1},
+            f"{ROLLOUT}n",
+            "grpo_passk",
+        ),
         (
             estimator_and_loss_read_their_keys,
             {ESTIMATOR: "rloo", "algorithm.lam": 0.9},
@@ -211,6 +222,11 @@ def test_broken(rule, values, path, words):
     [
         (group_has_two_sessions, {ESTIMATOR: "gae", f"{ROLLOUT}n": 1}),
         (group_has_two_sessions, {ESTIMATOR: "of_a_user", f"{ROLLOUT}n": 1}),
+        (group_has_two_sessions, {**TEACHER_ALONE, f"{ROLLOUT}n": 1}),
+        (
+            estimator_and_loss_read_their_keys,
+            {**TEACHER_ALONE, LOSS: "gmpo", f"{ACTOR}loss_agg_mode": "token-sum"},
+        ),
         (estimator_and_loss_read_their_keys, {ESTIMATOR: "gae", "algorithm.lam": 0.9}),
         (estimator_and_loss_read_their_keys, {ESTIMATOR: "of_a_user", "algorithm.lam": 0.9}),
         (bypass_has_a_loss_that_uses_it, {f"{RC}bypass_mode": True}),

@@ -94,8 +94,8 @@ def test_every_phase_has_a_colour_of_its_kind():
     assert kinds == {
         "wait": {"sample_batch"},
         "forward": {
-            "compute_reward", "compute_old_log_probs", "compute_ref_log_probs", "compute_values",
-            "compute_advantage",
+            "compute_reward", "compute_old_log_probs", "compute_ref_log_probs",
+            "compute_teacher_log_probs", "compute_values", "compute_advantage",
         },
         "update": {"update_actor", "update_critic"},
         "weights": {"update_weights"},

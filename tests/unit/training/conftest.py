@@ -28,6 +28,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def teacher_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Another size and other weights, the same tokenizer, far from uniform."""
+    folder = tmp_path_factory.mktemp("teacher")
+    build_tiny_model(folder, num_layers=1, width=32, seed=7, spread=0.3)
+    return str(folder)
+
+
 @pytest.fixture
 def make_spec(model_path: str, tmp_path: Path):
     def make(**changes) -> TrainingSpec:

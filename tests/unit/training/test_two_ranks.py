@@ -9,6 +9,7 @@ from rlcore.errors import CheckpointError, FencedError, NonFiniteLossError
 from rlcore.testing.rank_processes import RankProcesses, RankWorker
 from rlcore.training.batches import MicroBatchLimits
 from rlcore.training.checkpoint import read_weights
+from rlcore.training.distillation import DistillationSpec
 from rlcore.training.plan import CriticSpec, LoraSpec, OptimizerSpec, UpdatePlan
 from rlcore.training.ranks import Ranks
 from rlcore.training.schedule import LearningRate
@@ -103,6 +104,37 @@ def test_the_critic_of_two_ranks_is_that_of_one(
         assert torch.allclose(published[name], tensor, atol=1e-5), name
     pair.call("save_checkpoint", make_key(2), tmp_path / "actor")
     one.load_checkpoint(make_key(2), tmp_path / "actor")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_policy_gradient": True, "settings": {"kind": "k1"}},
+        {"has_task_loss": False, "settings": {"kind": "k3"}},
+    ],
+    ids=["policy gradient", "alone"],
+)
+def test_the_teacher_of_two_ranks_is_that_of_one(
+    pair, make_spec, make_key, make_rows, teacher_path, changes
+):
+    rows, groups = make_rows(num_groups=3)
+    distillation = DistillationSpec(teacher_path=teacher_path, coef=0.5, **changes)
+    spec = make_spec(
+        distillation=distillation, lora=LoraSpec(rank=2), mini_batch_groups=2, micro_batch_rows=2
+    )
+    one = RankWorker(spec, Ranks())
+    pair.build(spec)
+    _, columns, told = one.compute_teacher_log_prob(make_key(1), rows, groups)
+    answers = pair.call("compute_teacher_log_prob", make_key(1), rows, groups)
+    assert sorted(answers[0][0] + answers[1][0]) == list(range(len(groups)))
+    for chosen, found, metrics in answers:
+        assert_same(metrics, told)
+        for row, value in zip(chosen, found["teacher_logprobs"], strict=True):
+            assert torch.allclose(value, columns["teacher_logprobs"][row], atol=1e-5)
+    wanted = one.update_actor(make_key(1), rows | columns, groups)
+    assert wanted["actor/distillation/loss"] != 0
+    for metrics in pair.call("update_actor", make_key(1), rows | columns, groups):
+        assert_same(metrics, wanted)
 
 
 def test_the_order_of_rows_does_not_matter(pair, make_spec, make_key, make_rows):
