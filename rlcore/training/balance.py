@@ -42,9 +42,10 @@ def balanced_partition(workloads: Sequence[int], num_parts: int) -> list[list[in
         Item numbers of each part, ascending; parts are empty where items are fewer. The same for
         the same arguments, so that every rank may compute it.
     """
-    # Items of no work fill up the last round; they are dropped at the end.
-    padded = [*workloads, *[0] * (-len(workloads) % num_parts)]
-    order = sorted(range(len(padded)), key=lambda item: (padded[item], item))
+    count = len(workloads)
+    # Items of no work fill up the first round, so that a part has one at most; they are dropped.
+    padded = [*workloads, *[0] * (-count % num_parts)]
+    order = sorted(range(len(padded)), key=lambda item: (padded[item], item < count, item))
     rounds = [order[start : start + num_parts] for start in range(0, len(order), num_parts)]
     heap: list[_Division] = []
     for number, members in enumerate(rounds):
@@ -60,7 +61,6 @@ def balanced_partition(workloads: Sequence[int], num_parts: int) -> list[list[in
             for a, b in zip(first.parts, reversed(second.parts), strict=True)
         ]
         heapq.heappush(heap, _Division.of(merged, min(first.number, second.number)))
-    count = len(workloads)
     return [sorted(item for item in part.items if item < count) for part in heap[0].parts]
 
 

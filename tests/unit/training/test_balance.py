@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlcore.errors import RankDisagreementError
@@ -39,6 +39,7 @@ def test_partitions_by_hand(work, parts, expected):
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=40), st.integers(1, 5))
+@example([0, 0, 0, 1, 1, 1, 1, 1, 3], 4)
 def test_partitions_are_complete_equal_in_count_and_better_than_slices(work, parts):
     found = balanced_partition(work, parts)
     assert sorted(itertools.chain(*found)) == list(range(len(work)))
