@@ -220,6 +220,10 @@ class TrainingGroup:
             deadline_s=deadline_s,
         )
 
+    def become(self, other: "TrainingGroup") -> None:
+        """Be a client of another group's ranks from now on: who has this one needs no new one."""
+        self.handles = list(other.handles)
+
     def build(
         self, spec: TrainingSpec, queue_deadline_s: float, user_modules: Sequence[str]
     ) -> None:
@@ -227,7 +231,7 @@ class TrainingGroup:
 
         Raises:
             ConfigError: a user's module or the model cannot be loaded.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         places: list[Rendezvous] = []
         if len(self.handles) > 1:
@@ -276,7 +280,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, DataError: see TrainingWorker.compute_log_prob.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("compute_log_prob", key, partition_id, batch, keeps_start)
 
@@ -287,7 +291,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, DataError, NonFiniteLossError: see TrainingWorker.update_actor.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("update_actor", key, partition_id, batch)
 
@@ -298,7 +302,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, DataError, ConfigError: see TrainingWorker.compute_ref_log_prob.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("compute_ref_log_prob", key, partition_id, batch)
 
@@ -309,7 +313,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, DataError, ConfigError: see TrainingWorker.compute_values.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("compute_values", key, partition_id, batch)
 
@@ -321,7 +325,7 @@ class TrainingGroup:
         Raises:
             FencedError, DataError, NonFiniteLossError, ConfigError: see
                 TrainingWorker.update_critic.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("update_critic", key, partition_id, batch)
 
@@ -330,7 +334,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, WeightSyncError: see TrainingWorker.publish_weights.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("publish_weights", key, SHARED_MEMORY, self.publish_dtype)
 
@@ -338,7 +342,7 @@ class TrainingGroup:
         """Return what was published last, also while it trains; None: nothing yet.
 
         Raises:
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("published_weights")
 
@@ -347,7 +351,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, CheckpointError: see TrainingWorker.save_checkpoint.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         self._call("save_checkpoint", key, str(folder))
 
@@ -356,7 +360,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, CheckpointError: see TrainingWorker.load_checkpoint.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         self._call("load_checkpoint", key, str(folder))
 
@@ -365,7 +369,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, CheckpointError: see TrainingWorker.export_hf.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         self._call("export_hf", key, str(folder))
 
