@@ -105,13 +105,12 @@ class ActiveRun:
             is_enabled=config.trainer.snapshots,
             start_s=config.deadlines.start,
         )
-        loop = asyncio.get_running_loop()
         self._manager = TaskCheckpointManager(
             cluster.checkpoint_manager,
             key=self.manager_key,
             deadlines=self.deadlines,
             start_s=config.deadlines.start,
-            restore=lambda error: self.recovery.restore_from_thread(error, loop),
+            restore=self.recovery.restore_from_thread,
         )
         self.trainer.checkpoint_manager = self._manager
         self.reporter = Reporter(
@@ -167,6 +166,7 @@ class ActiveRun:
         Raises:
             DeadlineExceededError: it hangs; the thread does not keep the process alive.
         """
+        self.recovery.loop = asyncio.get_running_loop()
         began, clock = time.monotonic(), self._manager.clock
         in_calls_before_s = clock.seconds()
         waiting = asyncio.wrap_future(self._hooks.submit(getattr(self.trainer, name)))

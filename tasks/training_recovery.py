@@ -91,6 +91,8 @@ class TrainingRecovery:
         self._restarts_of_step = 0
         self.restarts = 0
         """Of this attempt."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The flow's, for calls from the hooks' thread."""
 
     def begin_at(self, step: int) -> None:
         """The group has the state at the end of this step, which is saved or will be next."""
@@ -121,14 +123,15 @@ class TrainingRecovery:
             except LOST as error:
                 await self.restore(error)
 
-    def restore_from_thread(self, error: Exception, loop: asyncio.AbstractEventLoop) -> None:
-        """Restore from a thread other than the loop's, and wait for it.
+    def restore_from_thread(self, error: Exception) -> None:
+        """Restore from a thread other than the flow's, and wait for it.
 
         Raises:
             DeadlineExceededError: it takes too long.
             Exception: see `restore`.
         """
-        future = asyncio.run_coroutine_threadsafe(self.restore(error), loop)
+        assert self.loop is not None, "hooks run while a flow's loop waits for them"
+        future = asyncio.run_coroutine_threadsafe(self.restore(error), self.loop)
         try:
             future.result(timeout=self._wait_s)
         except TimeoutError as overdue:

@@ -181,18 +181,25 @@ def saved_at(folder: RunFolder, step: int) -> Checkpoint | None:
     return None
 
 
-def remove_leftovers(shared_memory: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove this user's snapshots of runs whose folders are gone; return which."""
-    removed: list[Path] = []
+def leftovers(shared_memory: Path = SHARED_MEMORY) -> list[Path]:
+    """Return where this user's snapshots of runs lie whose folders are gone."""
+    found: list[Path] = []
     for root in sorted(shared_memory.glob(PATTERN)):
         try:
             is_own = root.stat().st_uid == os.getuid()
         except FileNotFoundError:  # its run has just ended
             continue
         if is_own and not _has_run(_owner(root)):
-            delete_tree(root)
-            removed.append(root)
-    return removed
+            found.append(root)
+    return found
+
+
+def remove_leftovers(shared_memory: Path = SHARED_MEMORY) -> list[Path]:
+    """Remove this user's snapshots of runs whose folders are gone; return which."""
+    found = leftovers(shared_memory)
+    for root in found:
+        delete_tree(root)
+    return found
 
 
 def _has_run(owner: dict[str, str]) -> bool:
