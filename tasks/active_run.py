@@ -46,6 +46,9 @@ manager are not counted: each has a deadline, retries and the waits between them
 CALL_POLL_S = 0.1
 """How often a hook is looked at whose own time is nearly over, while one of its calls runs."""
 
+GROUP_RESTARTS = "training/group_restarts"
+"""How often the training group was started anew in the step."""
+
 STEP_METRICS = "step_metrics"
 """Where the trainer's state holds what a checkpoint knows of its step's report."""
 
@@ -166,7 +169,7 @@ class ActiveRun:
         Raises:
             DeadlineExceededError: it hangs; the thread does not keep the process alive.
         """
-        self.recovery.loop = asyncio.get_running_loop()
+        self.recovery.loop, restarts = asyncio.get_running_loop(), self.recovery.restarts
         began, clock = time.monotonic(), self._manager.clock
         in_calls_before_s = clock.seconds()
         waiting = asyncio.wrap_future(self._hooks.submit(getattr(self.trainer, name)))
@@ -185,6 +188,7 @@ class ActiveRun:
         finally:
             waiting.cancel()  # whatever comes of it later, nobody waits for it
         self._metrics[f"timing_s/{name}"] = time.monotonic() - began
+        self._count_restarts(restarts)
 
     async def phase(
         self, phase: Phase, batch: BatchRef | None = None, *, inner_step: int = 0
@@ -194,17 +198,23 @@ class ActiveRun:
         When the training group is lost meanwhile, it is started anew and the phase goes on.
         """
         self._inner_step = inner_step
-        began = time.monotonic()
+        began, restarts = time.monotonic(), self.recovery.restarts
         result = await self.recovery.guard(lambda: self._submit(phase, batch, inner_step))
         seconds = time.monotonic() - began
         self.recovery.note(phase, batch, inner_step, self.trainer.global_steps)
         self.trainer.state = result.state
         found = {**result.metrics, f"timing_s/{phase.name}": seconds}
         self._metrics = add_inner_step(self._metrics, found, inner_step)
+        self._count_restarts(restarts)
         if phase.name == "save_checkpoint":
             step = self.trainer.global_steps
             await self.reporter.checkpoint(step, CheckpointStore(self.folder).at(step).path)
         return result.batch or batch
+
+    def _count_restarts(self, before: int) -> None:
+        """Add the restarts of the training group since `before` to the step's."""
+        so_far = self._metrics.get(GROUP_RESTARTS, 0.0)
+        self._metrics[GROUP_RESTARTS] = so_far + self.recovery.restarts - before
 
     async def _submit(self, phase: Phase, batch: BatchRef | None, inner_step: int) -> PhaseResult:
         deadline_s = self.deadlines.for_phase(phase.name)
@@ -280,7 +290,8 @@ class ActiveRun:
     def is_start_checkpoint_due(self) -> bool:
         """Whether the attempt before died between snapshot N and checkpoint N, which was due."""
         step = self.trainer.global_steps
-        return step > 0 and self.is_save_due(step) and not self.has_checkpoint
+        is_due = step > 0 and self.is_save_due(step) and not self.config.trainer.val_only
+        return is_due and not self.has_checkpoint
 
     def is_first_validation_due(self) -> bool:
         """Whether the weights that the attempt starts from are validated first.
@@ -333,7 +344,6 @@ class ActiveRun:
         self._step_seconds.append(seconds)
         retries = self._phase_runner.retry_counts()
         self._metrics["training/phase_retries"] = float(sum(retries.values()))
-        self._metrics["training/group_restarts"] = float(self.recovery.restarts)
         update = self._manager.last_update
         for name in ("bytes", "seconds", "gb_per_s", "version"):
             if name in update:

@@ -23,6 +23,7 @@ from rlcore.tracking.curves import lacks_step, validation_scores
 from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore
 from rlcore.trainer.registered import check_registered
 from rlcore.trainer.run_folder import RunFolder, write_atomically
+from rlcore.trainer.snapshot_room import check_room
 from rlcore.trainer.snapshots import SnapshotStore, remove_leftovers
 from rlcore.trainer.which_run import which_run
 from tasks.active_run import ACTIVE_RUN, ActiveRun
@@ -68,13 +69,14 @@ async def open_run(
         stack.enter_context(folder.hold())
         text = json.dumps(resolved.config.model_dump(mode="json"), indent=2)
         write_atomically(folder.path / "config.json", text + "\n")
+        await asyncio.to_thread(_make_room, resolved, folder)
         attempt = folder.begin_attempt(
             max_attempts=resolved.config.trainer.max_attempts,
             overrides=overrides,
             flow_run_id=who.flow_run_id,
         )
         await stack.enter_async_context(_recorded(folder, attempt))
-        await asyncio.to_thread(_clean_shared_memory, resolved, folder, which.checkpoint, attempt)
+        await asyncio.to_thread(_drop_later_snapshots, resolved, folder, which.checkpoint, attempt)
         stack.enter_context(patient_client(resolved.config.trainer.prefect_outage_s))
         stack.enter_context(suspension_waits_for_the_gate())
         cluster = await stack.enter_async_context(
@@ -104,12 +106,17 @@ async def open_run(
             yield run
 
 
-def _clean_shared_memory(
-    resolved: ResolvedConfig, folder: RunFolder, start: Checkpoint | None, attempt: int
-) -> None:
-    """Remove snapshots that nobody goes on from: of runs that are gone, and later ones of this."""
+def _make_room(resolved: ResolvedConfig, folder: RunFolder) -> None:
+    """Remove the snapshots of runs that are gone, and look whether this run's have room."""
     for path in remove_leftovers():
         logger.info("removed %s, the snapshots of a run whose folder is gone", path)
+    check_room(resolved.config, folder)
+
+
+def _drop_later_snapshots(
+    resolved: ResolvedConfig, folder: RunFolder, start: Checkpoint | None, attempt: int
+) -> None:
+    """Remove the run's snapshots that this attempt does not go on from."""
     snapshots = SnapshotStore(folder)
     if start is None or not resolved.config.trainer.snapshots:
         snapshots.remove()

@@ -11,7 +11,7 @@ import psutil
 from rlcore.checkpoint_engine.segment_file import is_held, segment_path
 from rlcore.doctor.findings import Finding, gibibytes
 from rlcore.doctor.machine import SHARED_MEMORY
-from rlcore.trainer.snapshots import leftovers
+from rlcore.trainer.snapshots import leftovers, size_of
 
 _RAY_PROCESSES = frozenset({"raylet", "gcs_server"})
 
@@ -95,11 +95,11 @@ def _segments(shared: Path) -> Iterator[Finding]:
 
 def _snapshots(shared: Path) -> Iterator[Finding]:
     for folder in leftovers(shared):
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        size = gibibytes(size_of(folder))
         yield Finding(
             level="warning",
             subject="shared memory",
-            message=f"{folder} holds {gibibytes(size)}, snapshots of a run whose folder is gone",
+            message=f"{folder} holds {size}, snapshots of a run whose folder is gone",
             fix="the next run removes it; or do so now",
         )
 

@@ -117,6 +117,10 @@ class SnapshotStore(CheckpointStore):
             logger.info("the last snapshot is kept as %s", kept.path)
         self.remove()
 
+    def num_bytes(self) -> int:
+        """Return what they take."""
+        return size_of(self.root) if self._is_of_this_run() else 0
+
     def _delete(self, is_meant: Callable[[int], bool]) -> None:
         for step in self.steps():
             if is_meant(step):
@@ -179,6 +183,11 @@ def saved_at(folder: RunFolder, step: int) -> Checkpoint | None:
         if step in store.steps():
             return store.at(step)
     return None
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def leftovers(shared_memory: Path = SHARED_MEMORY) -> list[Path]:

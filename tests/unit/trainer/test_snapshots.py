@@ -7,9 +7,11 @@ import stat
 
 import pytest
 
-from rlcore.errors import CheckpointError, FencedError
+from rlcore.errors import CheckpointError, ConfigError, FencedError
+from rlcore.testing.tiny_run import tiny_config
 from rlcore.trainer.checkpoint import POINTER, CheckpointStore
 from rlcore.trainer.run_folder import RunFolder
+from rlcore.trainer.snapshot_room import check_room
 from rlcore.trainer.snapshots import (
     OWNER,
     SnapshotStore,
@@ -209,3 +211,18 @@ def test_two_runs_have_two_places(tmp_path, shared):
     first, second = snapshot_root(tmp_path / "a", shared), snapshot_root(tmp_path / "b", shared)
     assert first != second
     assert first == snapshot_root(tmp_path / "c" / ".." / "a", shared)
+
+
+def test_a_run_whose_snapshots_do_not_fit_is_refused_before_it_starts(
+    tmp_path, folder, store, shared, monkeypatch
+):
+    config = tiny_config(tmp_path)
+    check_room(config, folder, shared)
+    usage = shutil.disk_usage(shared)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(ConfigError, match=r"trainer\.snapshots=true: .* has 0\.00 GB free; give"):
+        check_room(config, folder, shared)
+    check_room(tiny_config(tmp_path, {"trainer.snapshots": False}), folder, shared)
+    # What the run has there already is its own room.
+    save(store, 1, write=lambda path: (path.mkdir(), (path / "w").write_bytes(bytes(10**8))))
+    check_room(config, folder, shared)
