@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from rlcore.tracking.curves import read_metrics
 from rlcore.trainer.snapshots import snapshot_root
 
-pytestmark = [pytest.mark.integration, pytest.mark.async_modes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.async_modes, pytest.mark.timeout(600)]
 
 MODE = Path(__file__).with_name("user_code") / "chaos_mode.py"
 PLAN = [
