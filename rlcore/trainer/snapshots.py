@@ -1,7 +1,7 @@
 """Snapshots: after every step, what a checkpoint holds, in this host's shared memory.
 
     /dev/shm/rollflow-<hash of the run folder's path>.snapshots/     mode 0700
-      owner.json                         run folder and run id
+      owner.json                         run folder, run id and host
       global_step_N/                     as in a run folder, see rlcore/trainer/checkpoint.py
       latest_checkpointed_iteration.txt  the pointer, written last
 
@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -141,7 +142,11 @@ class SnapshotStore(CheckpointStore):
         staged = self.root.with_name(f".{self.root.name}.{secrets.token_hex(4)}")
         try:
             staged.mkdir(mode=0o700)
-            owner = {"run_folder": str(self.folder.path), "run_id": self.folder.run_id}
+            owner = {
+                "run_folder": str(self.folder.path),
+                "run_id": self.folder.run_id,
+                "host": socket.gethostname(),
+            }
             write_atomically(staged / OWNER, json.dumps(owner))
             staged.rename(self.root)
         except OSError as error:
@@ -198,7 +203,9 @@ def leftovers(shared_memory: Path = SHARED_MEMORY) -> list[Path]:
             is_own = root.stat().st_uid == os.getuid()
         except FileNotFoundError:  # its run has just ended
             continue
-        if is_own and not _has_run(_owner(root)):
+        owner = _owner(root)
+        # Containers that share this memory do not see each other's run folders.
+        if is_own and owner.get("host") == socket.gethostname() and not _has_run(owner):
             found.append(root)
     return found
 
@@ -213,7 +220,7 @@ def remove_leftovers(shared_memory: Path = SHARED_MEMORY) -> list[Path]:
 
 def _has_run(owner: dict[str, str]) -> bool:
     """Whether the run that a folder of snapshots belongs to is still in its run folder."""
-    path = Path(owner.get("run_folder", ""))
+    path = Path(owner["run_folder"])
     return (path / "run.json").is_file() and RunFolder.open(path).run_id == owner["run_id"]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -152,6 +153,7 @@ def test_leftovers_of_dead_runs(tmp_path):
     forgotten = snapshot_root(runs / "forgotten", shared)
     forgotten.mkdir()
     owner = {"run_folder": str(runs / "forgotten"), "run_id": "forgotten"}
+    owner["host"] = socket.gethostname()
     (forgotten / "owner.json").write_text(json.dumps(owner))
     found = check_leftovers(runs, shared)
     os.close(descriptor)

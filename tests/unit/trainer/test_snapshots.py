@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import stat
 
 import pytest
@@ -67,6 +68,7 @@ def test_a_snapshot_holds_what_a_checkpoint_holds_and_is_its_users_alone(store, 
     assert json.loads((store.root / OWNER).read_text()) == {
         "run_folder": str(store.folder.path),
         "run_id": "r",
+        "host": socket.gethostname(),
     }
     assert not list(store.folder.path.glob("global_step_*"))
 
@@ -189,6 +191,11 @@ def test_leftovers_are_those_of_runs_whose_folders_are_gone(tmp_path, store, sha
     shutil.rmtree(gone.folder.path)
     shutil.rmtree(again.folder.path)
     make_folder(again.folder.path, "another")
+    elsewhere = SnapshotStore(make_folder(tmp_path / "elsewhere", "elsewhere"), shared)
+    save(elsewhere, 1)
+    owner = json.loads((elsewhere.root / OWNER).read_text())
+    (elsewhere.root / OWNER).write_text(json.dumps({**owner, "host": "another-container"}))
+    shutil.rmtree(elsewhere.folder.path)
     (shared / "somebody else's").mkdir()
     assert remove_leftovers(shared) == sorted([gone.root, again.root])
     assert store.steps() == [1]
