@@ -152,9 +152,10 @@ class TrainingRecovery:
         """
         while True:
             saved = self._base(error)
+            who_died = str(error).partition("\n")[0]  # Ray adds what it knows of the process
             logger.warning(
                 "%s; the group is started anew from %s, %d phases of the step are repeated",
-                error, saved.path, len(self._done),
+                who_died, saved.path, len(self._done),
             )  # fmt: skip
             try:
                 await self._rebuild(saved)

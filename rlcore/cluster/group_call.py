@@ -45,7 +45,9 @@ def call_together(
             raise
         for handle in handles:
             kill_actor(handle)
-        raise TrainingGroupLostError(f"{error} (all ranks of the group are ended)") from error
+        raise TrainingGroupLostError(
+            f"the training group is lost, all its ranks are ended: {error}"
+        ) from error
 
 
 def _is_raised_in_rank(error: Exception) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
@@ -149,7 +150,9 @@ def test_a_new_group_takes_the_place_of_one_whose_rank_died(bench: Bench, tmp_pa
     copy = group.with_deadline(60)
     pid = ray.get(group.handles[0].__ray_call__.remote(lambda actor: os.getpid()))
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(TrainingGroupLostError, match=r"trainer rank 0: state: .* all ranks"):
+    with pytest.raises(
+        TrainingGroupLostError, match="all its ranks are ended: trainer rank 0: state"
+    ):
         group.state()
     group.stop()
     assert not Path(before.path).exists()
@@ -170,7 +173,8 @@ def test_a_group_that_does_not_answer_in_time_is_lost(bench: Bench):
     with pytest.raises(TrainingGroupLostError, match=r"rank 0: state did not answer within 1 s"):
         bench.group.with_deadline(1).state()
     bench.group.stop()
-    assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+    gone, _ = psutil.wait_procs([p for p in psutil.process_iter() if p.pid == pid], timeout=10)
+    assert not psutil.pid_exists(pid), gone
 
 
 def test_a_dead_worker_is_named_and_its_segment_removed(bench: Bench):
