@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED = 1
 export OMP_WAIT_POLICY = PASSIVE
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: docs train test test-units test-parts test-training test-async test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation learn-async check bench bench-vllm setup setup-vllm setup-system model clean
+.PHONY: docs train test test-units test-parts test-training test-async chaos test-prefect test-prefect-server test-prefect-command test-prefect-lowest test-postgres test-vllm gpu-smoke pages coverage mutation learn-async check bench bench-vllm setup setup-vllm setup-system model clean
 
 train: model ## Train SmolLM2-135M-Instruct with GRPO on two-term sums (10-12 minutes on 2 cores)
 	$(BIN)/rollflow train grpo-smollm2
@@ -38,8 +38,11 @@ mutation: setup ## Mutants of rlcore/algorithms (signs, constants, masks): at le
 test-training: setup ## Several ranks, critic, adapters, scripts of verl's: processes, Ray, whole runs
 	$(BIN)/pytest -m training_runs tests/unit/training tests/integration
 
-test-async: setup ## Whole runs of the asynchronous modes beside sync
+test-async: setup ## Whole runs of the asynchronous modes beside sync; one run in which everything dies once
 	$(BIN)/pytest -m async_modes tests/integration
+
+chaos: setup ## Kill every kind of process in every phase; prints a table (about 20 minutes, not in CI)
+	$(BIN)/python tests/chaos/kill_all.py
 
 test-prefect: setup ## Whole runs as their users start them, in two halves side by side
 	$(MAKE) -j2 --output-sync=target test-prefect-server test-prefect-command

@@ -1,7 +1,8 @@
 """One step: the phases in order, each a Prefect task; one page in the UI (or one per few steps).
 
     add_batch_to_generate → sample_batch → compute_reward → balance_batch → compute_old_log_probs →
-    compute_advantage → update_actor → save_checkpoint → commit_step → update_weights → validate
+    compute_advantage → update_actor → save_snapshot → commit_step → save_checkpoint →
+    update_weights → validate
 
 `update_weights` and `sleep_replicas` are tasks too: the mode's hooks call them on the checkpoint
 manager. The rollout producers generate while sample_batch waits.
@@ -14,6 +15,7 @@ from rlcore.trainer.phases import (
     COMMIT_STEP,
     SAMPLE_BATCH,
     SAVE_CHECKPOINT,
+    SAVE_SNAPSHOT,
     VALIDATE,
     active_batch_phases,
 )
@@ -44,14 +46,24 @@ async def run_step(run: ActiveRun, step: int) -> None:
         for phase in active_batch_phases(trainer):
             await run.phase(phase, batch, inner_step=inner_step)
     run.end_here_if_time_is_over()
-    if run.is_save_due(step):
-        run.keep_metrics()
-        await run.phase(SAVE_CHECKPOINT)  # its ledger is written as if the step were committed
-    await run.phase(COMMIT_STEP)
+    await commit(run, step)
     await run.hook("on_step_end")
     if run.is_validation_due(step):
         await validate(run)
     await run.end_step()
+
+
+async def commit(run: ActiveRun, step: int) -> None:
+    """Save the step, then release its rows: the ledger is saved as if that had been done."""
+    saves = [SAVE_CHECKPOINT] if run.is_save_due(step) else []
+    if run.config.trainer.snapshots:
+        phases = [SAVE_SNAPSHOT, COMMIT_STEP, *saves]
+    else:
+        phases = [*saves, COMMIT_STEP]
+    if len(phases) > 1:
+        run.keep_metrics()
+    for phase in phases:
+        await run.phase(phase)
 
 
 @flow(name="start_run", flow_run_name="start-after-{step:04d}", retries=0, persist_result=False)
@@ -61,7 +73,11 @@ async def start_run(step: int) -> None:
     run = active_run()
     run.begin_start()
     is_reported = run.is_start_reported()
+    if run.is_start_checkpoint_due():
+        await run.phase(SAVE_CHECKPOINT)
     await run.hook("on_init_end")
+    if run.is_start_snapshot_due():
+        await run.phase(SAVE_SNAPSHOT)
     if run.is_first_validation_due():
         await validate(run)
     await run.hook("on_train_begin")

@@ -29,6 +29,7 @@
     - ReplicaDiedError                    an LLM server died
     - ActorUnavailableError               a collaborator's process died or does not answer
       . NoReplicaError                    no LLM server serves
+      . TrainingGroupLostError            a training rank died or hangs: all are started anew
   x RankDisagreementError (RuntimeError)  ranks of a training group are at different steps
 
 Every class takes one message only, so that it survives pickling through Ray and Prefect.
@@ -154,6 +155,10 @@ class ActorUnavailableError(TransientError):
 
 class NoReplicaError(ActorUnavailableError):
     """No LLM server serves, and none has come back in time; nothing that was asked is to blame."""
+
+
+class TrainingGroupLostError(ActorUnavailableError):
+    """A training rank died or hangs; no call to its group can help, only a new group."""
 
 
 class RankDisagreementError(RLCoreError, RuntimeError):

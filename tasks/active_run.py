@@ -23,6 +23,7 @@ from rlcore.trainer.checkpoint import CheckpointStore
 from rlcore.trainer.modes import get_trainer_cls
 from rlcore.trainer.phases import Metrics, Phase, PhaseResult
 from rlcore.trainer.run_folder import RunFolder
+from rlcore.trainer.snapshots import saved_at
 from rlcore.types import BatchRef, CallKey
 from tasks.attempts import this_flow_run
 from tasks.between_steps import (
@@ -34,6 +35,7 @@ from tasks.phases import PHASE_TASKS
 from tasks.records import RecordWindow
 from tasks.report import Reporter
 from tasks.runner import PhaseFuture, PhaseRunner, RunnerOptions
+from tasks.training_recovery import TrainingRecovery
 from tasks.weights import TaskCheckpointManager
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,9 @@ HOOK_FACTOR = 5
 manager are not counted: each has a deadline, retries and the waits between them of its own."""
 CALL_POLL_S = 0.1
 """How often a hook is looked at whose own time is nearly over, while one of its calls runs."""
+
+GROUP_RESTARTS = "training/group_restarts"
+"""How often the training group was started anew in the step."""
 
 STEP_METRICS = "step_metrics"
 """Where the trainer's state holds what a checkpoint knows of its step's report."""
@@ -95,11 +100,20 @@ class ActiveRun:
         )
         mode = config.trainer.v1.trainer_mode
         self.trainer: PPOTrainer = get_trainer_cls(mode)(config, resources)
+        self.recovery = TrainingRecovery(
+            cluster,
+            saved=lambda step: saved_at(folder, step),
+            key=self.key,
+            redo=self._submit,
+            is_enabled=config.trainer.snapshots,
+            start_s=config.deadlines.start,
+        )
         self._manager = TaskCheckpointManager(
             cluster.checkpoint_manager,
             key=self.manager_key,
             deadlines=self.deadlines,
             start_s=config.deadlines.start,
+            restore=self.recovery.restore_from_thread,
         )
         self.trainer.checkpoint_manager = self._manager
         self.reporter = Reporter(
@@ -135,13 +149,14 @@ class ActiveRun:
         return self.config.actor_rollout_ref.rollout.agent.num_workers
 
     def key(self, phase: str, inner_step: int = 0) -> CallKey:
-        """Return the key that calls of a phase carry; its try is counted by the task runner."""
+        """Return the key that calls of a phase carry; the task runner counts on from its try."""
         return CallKey(
             run_id=self.folder.run_id,
             attempt=self.attempt,
             global_step=self.trainer.global_steps,
             inner_step=inner_step,
             phase=phase,
+            try_number=self.recovery.first_try,
         )
 
     def manager_key(self, phase: str) -> CallKey:
@@ -154,6 +169,7 @@ class ActiveRun:
         Raises:
             DeadlineExceededError: it hangs; the thread does not keep the process alive.
         """
+        self.recovery.loop, restarts = asyncio.get_running_loop(), self.recovery.restarts
         began, clock = time.monotonic(), self._manager.clock
         in_calls_before_s = clock.seconds()
         waiting = asyncio.wrap_future(self._hooks.submit(getattr(self.trainer, name)))
@@ -172,28 +188,44 @@ class ActiveRun:
         finally:
             waiting.cancel()  # whatever comes of it later, nobody waits for it
         self._metrics[f"timing_s/{name}"] = time.monotonic() - began
+        self._count_restarts(restarts)
 
     async def phase(
         self, phase: Phase, batch: BatchRef | None = None, *, inner_step: int = 0
     ) -> BatchRef | None:
-        """Run one phase as a task of the page; apply its state and metrics when it succeeded."""
-        deadline_s = self.deadlines.for_phase(phase.name)
-        call = PHASE_TASKS[phase.name].with_options(timeout_seconds=deadline_s)
+        """Run one phase as a task of the page; apply its state and metrics when it succeeded.
+
+        When the training group is lost meanwhile, it is started anew and the phase goes on.
+        """
         self._inner_step = inner_step
-        key = self.key(phase.name, inner_step)
-        began = time.monotonic()
-        future = call.submit(self.trainer, phase, key, batch, deadline_s)
-        result: PhaseResult = await cast("PhaseFuture[PhaseResult]", future)
+        began, restarts = time.monotonic(), self.recovery.restarts
+        result = await self.recovery.guard(lambda: self._submit(phase, batch, inner_step))
         seconds = time.monotonic() - began
-        self._records.note(future.task_run_id)
-        self.deadlines.record(phase.name, seconds)
+        self.recovery.note(phase, batch, inner_step, self.trainer.global_steps)
         self.trainer.state = result.state
         found = {**result.metrics, f"timing_s/{phase.name}": seconds}
         self._metrics = add_inner_step(self._metrics, found, inner_step)
+        self._count_restarts(restarts)
         if phase.name == "save_checkpoint":
             step = self.trainer.global_steps
             await self.reporter.checkpoint(step, CheckpointStore(self.folder).at(step).path)
         return result.batch or batch
+
+    def _count_restarts(self, before: int) -> None:
+        """Add the restarts of the training group since `before` to the step's."""
+        so_far = self._metrics.get(GROUP_RESTARTS, 0.0)
+        self._metrics[GROUP_RESTARTS] = so_far + self.recovery.restarts - before
+
+    async def _submit(self, phase: Phase, batch: BatchRef | None, inner_step: int) -> PhaseResult:
+        deadline_s = self.deadlines.for_phase(phase.name)
+        call = PHASE_TASKS[phase.name].with_options(timeout_seconds=deadline_s)
+        key = self.key(phase.name, inner_step)
+        began = time.monotonic()
+        future = call.submit(self.trainer, phase, key, batch, deadline_s)
+        result: PhaseResult = await cast("PhaseFuture[PhaseResult]", future)
+        self._records.note(future.task_run_id)
+        self.deadlines.record(phase.name, time.monotonic() - began)
+        return result
 
     def pages(self) -> Iterator[tuple[int, int]]:
         """Yield first and last step of every page that is left; a page may end before its last."""
@@ -249,6 +281,17 @@ class ActiveRun:
     def has_checkpoint(self) -> bool:
         """Whether the step that was made last is saved."""
         return self.trainer.global_steps in CheckpointStore(self.folder).steps()
+
+    def is_start_snapshot_due(self) -> bool:
+        """Whether what the attempt starts from is saved nowhere: a lost group goes back to it."""
+        trainer, step = self.config.trainer, self.trainer.global_steps
+        return trainer.snapshots and not trainer.val_only and saved_at(self.folder, step) is None
+
+    def is_start_checkpoint_due(self) -> bool:
+        """Whether the attempt before died between snapshot N and checkpoint N, which was due."""
+        step = self.trainer.global_steps
+        is_due = step > 0 and self.is_save_due(step) and not self.config.trainer.val_only
+        return is_due and not self.has_checkpoint
 
     def is_first_validation_due(self) -> bool:
         """Whether the weights that the attempt starts from are validated first.
@@ -345,8 +388,10 @@ class ActiveRun:
                 f"`rollflow resume {self.folder.run_id}` goes on"
             )
         if self.trainer.global_steps > 0:
-            await asyncio.to_thread(
-                self.cluster.training.export_hf, self.key("export"), path / "model"
+            await self.recovery.guard(
+                lambda: asyncio.to_thread(
+                    self.cluster.training.export_hf, self.key("export"), path / "model"
+                )
             )
             summary["model"] = str(path / "model")
         metrics_file = path / "metrics.jsonl"

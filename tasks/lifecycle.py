@@ -18,10 +18,13 @@ from rlcore.cluster.connect import hold_devices
 from rlcore.cluster.start import Cluster
 from rlcore.config import ResolvedConfig, resolve_config
 from rlcore.data.check import check_data
+from rlcore.errors import RLCoreError
 from rlcore.tracking.curves import lacks_step, validation_scores
 from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore
 from rlcore.trainer.registered import check_registered
 from rlcore.trainer.run_folder import RunFolder, write_atomically
+from rlcore.trainer.snapshot_room import check_room
+from rlcore.trainer.snapshots import SnapshotStore, remove_leftovers
 from rlcore.trainer.which_run import which_run
 from tasks.active_run import ACTIVE_RUN, ActiveRun
 from tasks.attempts import run_of_flow_run, this_flow_run, was_cancelled
@@ -66,12 +69,14 @@ async def open_run(
         stack.enter_context(folder.hold())
         text = json.dumps(resolved.config.model_dump(mode="json"), indent=2)
         write_atomically(folder.path / "config.json", text + "\n")
+        await asyncio.to_thread(_make_room, resolved, folder)
         attempt = folder.begin_attempt(
             max_attempts=resolved.config.trainer.max_attempts,
             overrides=overrides,
             flow_run_id=who.flow_run_id,
         )
         await stack.enter_async_context(_recorded(folder, attempt))
+        await asyncio.to_thread(_drop_later_snapshots, resolved, folder, which.checkpoint, attempt)
         stack.enter_context(patient_client(resolved.config.trainer.prefect_outage_s))
         stack.enter_context(suspension_waits_for_the_gate())
         cluster = await stack.enter_async_context(
@@ -87,6 +92,7 @@ async def open_run(
         if which.checkpoint is not None:
             CheckpointStore(folder).rewind(which.checkpoint, attempt)
             await _restore(run, which.checkpoint)
+            run.recovery.begin_at(which.checkpoint.global_step)
         elif not which.is_new:
             logger.warning("run %s has no checkpoint: it starts at step 0 again", which.run_id)
         # Not before: a replica that joins gets what the trainer has published.
@@ -98,6 +104,24 @@ async def open_run(
         await run.reporter.begin(run.trainer.global_steps)
         with _noted(folder, attempt):
             yield run
+
+
+def _make_room(resolved: ResolvedConfig, folder: RunFolder) -> None:
+    """Remove the snapshots of runs that are gone, and look whether this run's have room."""
+    for path in remove_leftovers():
+        logger.info("removed %s, the snapshots of a run whose folder is gone", path)
+    check_room(resolved.config, folder)
+
+
+def _drop_later_snapshots(
+    resolved: ResolvedConfig, folder: RunFolder, start: Checkpoint | None, attempt: int
+) -> None:
+    """Remove the run's snapshots that this attempt does not go on from."""
+    snapshots = SnapshotStore(folder)
+    if start is None or not resolved.config.trainer.snapshots:
+        snapshots.remove()
+    else:
+        snapshots.rewind(start, attempt)
 
 
 @contextlib.contextmanager
@@ -121,6 +145,7 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
     except asyncio.CancelledError:
         by_a_person = await was_cancelled(this_flow_run())
         folder.end_attempt(attempt, "cancelled" if by_a_person else "terminated")
+        _keep_last_step(folder, attempt)
         raise
     except TerminationSignal:
         who = this_flow_run()
@@ -128,18 +153,35 @@ async def _recorded(folder: RunFolder, attempt: int) -> AsyncIterator[None]:
             folder.end_attempt(attempt, "cancelled")
         else:
             folder.end_attempt(attempt, "terminated", "the process was asked to end (SIGTERM)")
+        _keep_last_step(folder, attempt)
         raise
     except Pause:
         folder.end_attempt(attempt, "suspended")
+        SnapshotStore(folder).remove()  # a checkpoint was made, which lasts as long as it takes
         raise
     except SystemExit as error:  # as a driver ends whose worker was killed; Prefect: Crashed
         folder.end_attempt(attempt, "terminated", f"the process was ended: {error!r}")
+        _keep_last_step(folder, attempt)
         raise
     except BaseException as error:
         outcome = "crashed" if is_transient(error) else "failed"
         folder.end_attempt(attempt, outcome, f"{type(error).__name__}: {error}")
+        if outcome == "failed":
+            _keep_last_step(folder, attempt)
         raise
     folder.end_attempt(attempt, "finished")
+    SnapshotStore(folder).remove()
+
+
+def _keep_last_step(folder: RunFolder, attempt: int) -> None:
+    """Bring the last snapshot to disk: who continues may come late, or on a host started anew.
+
+    A run that crashed keeps it in shared memory, for the attempt that continues it soon.
+    """
+    try:
+        SnapshotStore(folder).move_to_disk(attempt)
+    except (OSError, RLCoreError) as error:  # it is complete where it is, and found there
+        logger.warning("the last snapshot stays in shared memory: %s", error)
 
 
 @contextlib.asynccontextmanager

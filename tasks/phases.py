@@ -11,6 +11,7 @@ from rlcore.trainer.phases import (
     COMMIT_STEP,
     SAMPLE_BATCH,
     SAVE_CHECKPOINT,
+    SAVE_SNAPSHOT,
     VALIDATE,
     Phase,
     PhaseResult,
@@ -46,5 +47,13 @@ def phase_task(phase: Phase) -> Task[..., PhaseResult]:
 
 PHASE_TASKS: dict[str, Task[..., PhaseResult]] = {
     phase.name: phase_task(phase)
-    for phase in (ADD_BATCH, SAMPLE_BATCH, *BATCH_PHASES, COMMIT_STEP, SAVE_CHECKPOINT, VALIDATE)
+    for phase in (
+        ADD_BATCH,
+        SAMPLE_BATCH,
+        *BATCH_PHASES,
+        SAVE_SNAPSHOT,
+        COMMIT_STEP,
+        SAVE_CHECKPOINT,
+        VALIDATE,
+    )
 }

@@ -7,7 +7,7 @@ import ray.exceptions
 from prefect import Task
 from prefect.client.schemas.objects import State, TaskRun
 
-from rlcore.errors import TransientError
+from rlcore.errors import TrainingGroupLostError, TransientError
 
 TRANSIENT_ERRORS: tuple[type[BaseException], ...] = (
     TransientError,
@@ -37,10 +37,11 @@ def is_transient(error: object) -> bool:
 def retry_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Say whether a failed phase is tried again; Prefect's `retry_condition_fn`.
 
-    User errors (config, data, reward code), fenced calls and errors of the program are not.
+    User errors (config, data, reward code), fenced calls and errors of the program are not, nor is
+    a lost training group: it has to be started anew first (tasks/training_recovery.py).
     """
     del task, task_run
-    return is_transient(state.data)
+    return is_transient(state.data) and not isinstance(state.data, TrainingGroupLostError)
 
 
 class PhaseOptions(TypedDict):

@@ -294,10 +294,14 @@ class PhaseRunner(RayTaskRunner[Any]):
             close()
 
     def _put_key(self, task: Task[..., Any], arguments: dict[str, Any], try_number: int) -> CallKey:
-        """Return the key of this try; a parameter that is a CallKey is replaced by it."""
+        """Return the key of this try; a parameter that is a CallKey is replaced by it.
+
+        Its own try number is that of the task's first try.
+        """
         for name, value in arguments.items():
             if isinstance(value, CallKey):
-                arguments[name] = replace(value, try_number=try_number)
+                counted_on = value.try_number + try_number - 1
+                arguments[name] = replace(value, try_number=counted_on)
                 return arguments[name]
         return CallKey(
             run_id=self._options.run_id,

@@ -17,6 +17,7 @@ from rlcore.rollout.health import HealthLimits
 from rlcore.types import CallKey
 from tasks.deadlines import PhaseDeadlines
 from tasks.retry import PHASE_OPTIONS, PHASE_RETRY_DELAYS_S, PhaseOptions
+from tasks.training_recovery import LOST
 
 
 def manager_body(
@@ -113,6 +114,7 @@ class TaskCheckpointManager:
         key: Callable[[str], CallKey],
         deadlines: PhaseDeadlines,
         start_s: float,
+        restore: Callable[[Exception], None] | None = None,
     ) -> None:
         """Take a manager.
 
@@ -121,11 +123,13 @@ class TaskCheckpointManager:
             key: Names the caller of a phase.
             deadlines: Of the phases.
             start_s: For a replica to start, within which a lost one is replaced.
+            restore: Brings a lost training group back, and waits for it; None: nothing does.
         """
         self._manager = manager
         self._key = key
         self._deadlines = deadlines
         self._options = manager_options(start_s)
+        self._restore = restore
         self.last_update: dict[str, Any] = {}
         self.clock = CallClock()
 
@@ -138,10 +142,19 @@ class TaskCheckpointManager:
         began = time.monotonic()
         # Against whoever brings a restarted replica up: the body works on a copy of the manager.
         with self._manager.exclusive(), self.clock.running():
-            result = call.submit(self._manager, method, self._key(method), args).result()
+            result = self._result(call, method, args)
         if method == "update_weights":
             self._deadlines.record(method, time.monotonic() - began)
         return result
+
+    def _result(self, call: Task[..., Any], method: str, args: tuple[Any, ...]) -> Any:
+        while True:
+            try:
+                return call.submit(self._manager, method, self._key(method), args).result()
+            except LOST as error:
+                if self._restore is None:
+                    raise
+                self._restore(error)
 
     def update_weights(self, global_steps: int) -> dict[str, Any]:
         """Publish the trainer's weights to every replica; return what the plain manager does.

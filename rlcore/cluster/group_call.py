@@ -2,7 +2,7 @@
 
 Ranks wait for each other inside a call. Once one has failed, the others either refuse the same call
 too, or wait for something that will never come; then all are ended, so that the failure shows now
-and not at a deadline.
+and not at a deadline. A group that has lost a rank is lost as a whole: no other try can help.
 """
 
 import logging
@@ -12,10 +12,15 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlcore.cluster.calls import kill_actor, wait_for_reply
-from rlcore.errors import DeadlineExceededError, RLCoreError
+from rlcore.errors import (
+    ActorUnavailableError,
+    DeadlineExceededError,
+    RLCoreError,
+    TrainingGroupLostError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +34,30 @@ def call_together(
     """Call a method of every rank and return rank 0's answer.
 
     Raises:
-        DeadlineExceededError, ActorUnavailableError, RLCoreError: of the rank that failed first;
-            where others could not go on without it, all are ended.
+        TrainingGroupLostError: a rank is dead or does not answer in time; names it. All are ended.
+        RLCoreError: of the rank that failed first; where others could not go on without it, all are
+            ended.
     """
+    try:
+        return _call_all(handles, method, args, deadline_s)
+    except (ActorUnavailableError, DeadlineExceededError) as error:
+        if _is_raised_in_rank(error):
+            raise
+        for handle in handles:
+            kill_actor(handle)
+        raise TrainingGroupLostError(
+            f"the training group is lost, all its ranks are ended: {error}"
+        ) from error
+
+
+def _is_raised_in_rank(error: Exception) -> bool:
+    """Whether a rank lives and tells of a fault of something that it needs, the queue, say."""
+    return isinstance(error.__cause__, RayTaskError)
+
+
+def _call_all(
+    handles: Sequence[ActorHandle], method: str, args: Sequence[Any], deadline_s: float
+) -> Any:
     replies = [getattr(handle, method).remote(*args) for handle in handles]
     names = [f"trainer rank {rank}: {method}" for rank in range(len(replies))]
     if len(replies) == 1:

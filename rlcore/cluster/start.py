@@ -245,6 +245,23 @@ class Cluster:
             on_created=lambda group: self._at_end("trainer", group.stop),
         )
 
+    def restart_training(self) -> None:
+        """Start the training group anew, with the start weights, in the place of one that is lost.
+
+        Whoever has the group has the new one then. What is left of the old one is ended first: the
+        devices, and the segment of weights, are free.
+
+        Raises:
+            TransientError: it did not start in time, or died while it started.
+        """
+        self.training.stop()
+        lost = self.training
+        self._start_training()
+        lost.become(self.training)
+        self.training = lost
+        ranks = {f"trainer rank {i}": handle for i, handle in enumerate(lost.handles)}
+        self._collaborators = {**self._collaborators, **ranks}
+
     def _mode(self) -> "type[PPOTrainer]":
         # Imported here: modes import this package's clients.
         from rlcore.trainer.modes import get_trainer_cls

@@ -20,6 +20,7 @@ from rlcore.checkpoint_engine.segment_file import hold_segment, remove_leftovers
 from rlcore.cluster.calls import kill_actor, wait_for_reply
 from rlcore.cluster.group_call import call_together
 from rlcore.cluster.log_stream import LogAddress, connect_log_stream
+from rlcore.cluster.process_name import ProcessName
 from rlcore.cluster.worker_environment import COMPUTE_ENVIRONMENT, compute_on
 from rlcore.config import RunConfig
 from rlcore.config.cores import Cores
@@ -37,6 +38,9 @@ FORWARD_COLUMNS = ["prompts", "responses", "response_mask"]
 """What a pass without gradient reads."""
 
 SHARED_MEMORY = "/dev/shm"
+
+EXIT_S = 1.0
+"""How long a rank may take to end by itself after Ray has told it to."""
 
 
 @ray.remote(  # pyright: ignore[reportCallIssue] (Ray's stubs know no concurrency_groups)
@@ -92,6 +96,10 @@ class TrainingWorkerActor:
         self._queue = attached_queue(queue_deadline_s)
         ranks = Ranks.join(places[self._rank], self._store) if places else Ranks()
         self._worker = TrainingWorker(spec, ranks)
+
+    def process(self) -> ProcessName:
+        """Say which process this is."""
+        return ProcessName.of_this()
 
     def state(self) -> dict[str, Any]:
         """See TrainingWorker.state."""
@@ -219,15 +227,23 @@ class TrainingGroup:
         self.run_id = run_id
         self.publish_dtype = publish_dtype
         self.deadline_s = deadline_s
+        self.processes: list[ProcessName] = []
+        """Of the ranks, once they are built."""
 
     def with_deadline(self, deadline_s: float) -> "TrainingGroup":
         """Return a client of the same ranks whose calls may take `deadline_s`."""
-        return TrainingGroup(
+        group = TrainingGroup(
             self.handles,
             run_id=self.run_id,
             publish_dtype=self.publish_dtype,
             deadline_s=deadline_s,
         )
+        group.processes = self.processes
+        return group
+
+    def become(self, other: "TrainingGroup") -> None:
+        """Be a client of another group's ranks from now on: who has this one needs no new one."""
+        self.handles, self.processes = list(other.handles), list(other.processes)
 
     def build(
         self, spec: TrainingSpec, queue_deadline_s: float, user_modules: Sequence[str]
@@ -236,8 +252,13 @@ class TrainingGroup:
 
         Raises:
             ConfigError: a user's module or the model cannot be loaded.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
+        asked = [handle.process.remote() for handle in self.handles]
+        self.processes = [
+            wait_for_reply(reply, what=f"trainer rank {rank}", deadline_s=self.deadline_s)
+            for rank, reply in enumerate(asked)
+        ]
         places: list[Rendezvous] = []
         if len(self.handles) > 1:
             places = self._meeting_places(spec.device)
@@ -285,7 +306,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, DataError: see TrainingWorker.compute_log_prob.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("compute_log_prob", key, partition_id, batch, keeps_start)
 
@@ -296,7 +317,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, DataError, NonFiniteLossError: see TrainingWorker.update_actor.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("update_actor", key, partition_id, batch)
 
@@ -307,7 +328,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, DataError, ConfigError: see TrainingWorker.compute_ref_log_prob.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("compute_ref_log_prob", key, partition_id, batch)
 
@@ -329,7 +350,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, DataError, ConfigError: see TrainingWorker.compute_values.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("compute_values", key, partition_id, batch)
 
@@ -341,7 +362,7 @@ class TrainingGroup:
         Raises:
             FencedError, DataError, NonFiniteLossError, ConfigError: see
                 TrainingWorker.update_critic.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("update_critic", key, partition_id, batch)
 
@@ -350,7 +371,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, WeightSyncError: see TrainingWorker.publish_weights.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("publish_weights", key, SHARED_MEMORY, self.publish_dtype)
 
@@ -358,7 +379,7 @@ class TrainingGroup:
         """Return what was published last, also while it trains; None: nothing yet.
 
         Raises:
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         return self._call("published_weights")
 
@@ -367,7 +388,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, CheckpointError: see TrainingWorker.save_checkpoint.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         self._call("save_checkpoint", key, str(folder))
 
@@ -376,7 +397,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, CheckpointError: see TrainingWorker.load_checkpoint.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         self._call("load_checkpoint", key, str(folder))
 
@@ -385,7 +406,7 @@ class TrainingGroup:
 
         Raises:
             FencedError, CheckpointError: see TrainingWorker.export_hf.
-            DeadlineExceededError, ActorUnavailableError: a rank does not answer.
+            TrainingGroupLostError: a rank is dead or does not answer; all are ended.
         """
         self._call("export_hf", key, str(folder))
 
@@ -397,6 +418,8 @@ class TrainingGroup:
         """
         for handle in self.handles:
             kill_actor(handle)
+        for process in self.processes:
+            process.kill(patience_s=EXIT_S)  # Ray cannot end one that is stopped or hangs
         ends = time.monotonic() + deadline_s
         for rank, handle in enumerate(self.handles):
             # A kill returns before the process is gone, which could write the segment once more.

@@ -70,6 +70,10 @@ IDLE: tuple[Idle, ...] = (
     ),
     Idle(keys=_OF_GPUS, because=_no_gpu),
     Idle(
+        keys=("deadlines.save_snapshot",),
+        because=_when(lambda c: not c.trainer.snapshots, "trainer.snapshots=false"),
+    ),
+    Idle(
         keys=(f"{_QUEUE}SimpleStorage.total_storage_size",),
         because=_when(
             lambda c: c.transfer_queue.backend.storage_backend == "MooncakeStore",

@@ -1,8 +1,8 @@
 """What a run takes in memory, part by part: sums of sizes, and an estimate of activations.
 
 Exact: weights, gradients, AdamW's moments, the engine's copy, its KV cache, the shared file of
-published weights, logits. Estimated: activations of one micro-batch (34 bytes per token, layer and
-hidden unit under bf16 autocast without recompute, after Korthikanti et al.,
+published weights, two snapshots, logits. Estimated: activations of one micro-batch (34 bytes per
+token, layer and hidden unit under bf16 autocast without recompute, after Korthikanti et al.,
 https://arxiv.org/abs/2205.05198, attention scores not kept; twice that in float32). Not counted:
 a reward model and its keys and values, and the processes themselves (about 0.4 GB each with torch
 loaded).
@@ -14,6 +14,8 @@ from rlcore.config.run import RunConfig
 _ACTIVATION_BYTES = {"bfloat16": 34, "float32": 68}
 _BYTES = {"bfloat16": 2, "float32": 4}
 _FLOAT32 = 4
+NUM_SNAPSHOTS = 2
+"""At a time: the newer is written before the older is deleted."""
 
 
 def memory_parts(
@@ -46,7 +48,17 @@ def memory_parts(
             rollout.num_replicas * rollout.max_num_seqs * config.max_model_len * kv_of_token
         ),
         "published_weights": _BYTES[rollout.dtype] * parameters,
+        **_snapshots(config, parameters),
     }
+
+
+def _snapshots(config: RunConfig, parameters: int) -> dict[str, int]:
+    """Return bytes in shared memory: the last snapshot, and the one that is written."""
+    if not config.trainer.snapshots:
+        return {}
+    trained = 0 if config.actor_rollout_ref.model.lora_rank else parameters
+    trained += parameters if config.needs_critic else 0
+    return {"snapshots": NUM_SNAPSHOTS * 3 * _FLOAT32 * trained}
 
 
 def _other_models(config: RunConfig, own: int, teacher: ModelShape | None) -> dict[str, int]:

@@ -134,6 +134,9 @@ class TrainerConfig(Section):
     """Device of training and generation (verl: cuda)."""
     save_freq: Steps = Field(default=-1, ge=-1)
     """Save a checkpoint every this many steps and at the end; -1 or 0: never."""
+    snapshots: bool = True
+    """Keep the state after every step in this host's shared memory, so that the death of a process
+    costs one step at most; off: the steps since the last checkpoint (ours)."""
     test_freq: Steps = Field(default=-1, ge=-1)
     """Validate every this many steps and at the end; -1 or 0: never."""
     val_before_train: bool = True
@@ -203,6 +206,8 @@ class DeadlinesConfig(Section):
     """Optimizer steps of the critic."""
     update_actor: Seconds | None = Field(default=None, gt=0)
     """Optimizer steps of the policy."""
+    save_snapshot: Seconds | None = Field(default=None, gt=0)
+    """Writing a snapshot."""
     save_checkpoint: Seconds | None = Field(default=None, gt=0)
     """Writing a checkpoint."""
     commit_step: Seconds | None = Field(default=None, gt=0)
@@ -251,8 +256,9 @@ PHASES = (
     "compute_advantage",
     "update_critic",
     "update_actor",
-    "save_checkpoint",
+    "save_snapshot",
     "commit_step",
+    "save_checkpoint",
     "update_weights",
     "validate",
 )

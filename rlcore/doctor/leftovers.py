@@ -11,6 +11,7 @@ import psutil
 from rlcore.checkpoint_engine.segment_file import is_held, segment_path
 from rlcore.doctor.findings import Finding, gibibytes
 from rlcore.doctor.machine import SHARED_MEMORY
+from rlcore.trainer.snapshots import leftovers, size_of
 
 _RAY_PROCESSES = frozenset({"raylet", "gcs_server"})
 
@@ -25,6 +26,7 @@ def check_leftovers(runs_root: Path, shared: Path = SHARED_MEMORY) -> list[Findi
             if _ended_silently(record) and not _is_held_elsewhere(folder)
         ),
         *_segments(shared),
+        *_snapshots(shared),
         *_ray_processes(),
     ]
     return found or [Finding(level="ok", subject="leftovers", message="none")]
@@ -89,6 +91,17 @@ def _segments(shared: Path) -> Iterator[Finding]:
                 message=f"{file} holds {gibibytes(file.stat().st_size)} of a run that is dead",
                 fix="the next run removes it; or do so now",
             )
+
+
+def _snapshots(shared: Path) -> Iterator[Finding]:
+    for folder in leftovers(shared):
+        size = gibibytes(size_of(folder))
+        yield Finding(
+            level="warning",
+            subject="shared memory",
+            message=f"{folder} holds {size}, snapshots of a run whose folder is gone",
+            fix="the next run removes it; or do so now",
+        )
 
 
 def _ray_processes() -> list[Finding]:

@@ -90,7 +90,7 @@ def shared_memory(folder: Path, free_bytes: Callable[[Path], int] = _free_bytes)
     return Finding(
         level="warning",
         subject=subject,
-        message=f"{gibibytes(free)} free; Ray's objects and published weights lie there",
+        message=f"{gibibytes(free)} free; Ray's objects, published weights and snapshots lie there",
         fix="start the container with a larger one (docker run --shm-size=4g), or remove leftovers",
     )
 

@@ -31,6 +31,7 @@ from rlcore.trainer.phases import Metrics
 from rlcore.trainer.prompt_source import PromptSource
 from rlcore.trainer.reference_critic import ReferenceAndCritic, kl_penalty, move_kl_weight
 from rlcore.trainer.resources import TrainerResources, WeightManager
+from rlcore.trainer.snapshots import SnapshotStore
 from rlcore.trainer.supply import make_replay_buffer, num_to_feed
 from rlcore.trainer.validation import run_validation
 from rlcore.trainer.waiting_rows import save_waiting_rows
@@ -258,9 +259,22 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
         attached_queue(self.config.deadlines.queue).clear(self._partition("train"), rows)
         return {}
 
+    def _save_snapshot(self) -> Metrics:
+        """Write snapshot `global_steps` to shared memory, as if the step were committed."""
+        self._save_to(SnapshotStore(self.folder))
+        return {}
+
     def _save_checkpoint(self) -> Metrics:
         """Write checkpoint `global_steps` and delete the ones that may go."""
         store = CheckpointStore(self.folder)
+        self._save_to(store)
+        store.rotate(
+            self.config.trainer.max_actor_ckpt_to_keep,
+            best_step=best_step(self.state["scores"], among=store.steps()),
+        )
+        return {}
+
+    def _save_to(self, store: CheckpointStore) -> None:
         key = self._key()
         training = self.training.with_deadline(self.deadline_s)
 
@@ -279,11 +293,6 @@ class PPOTrainer(PromptFeeding, ReferenceAndCritic):
             },
             write_actor=write,
         )
-        store.rotate(
-            self.config.trainer.max_actor_ckpt_to_keep,
-            best_step=best_step(self.state["scores"], among=store.steps()),
-        )
-        return {}
 
     def _validate(self) -> Metrics:
         """Generate for the held-out prompts, score them and write the generations."""

@@ -62,10 +62,16 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints in one run folder."""
+    """The checkpoints of one run.
 
-    def __init__(self, folder: RunFolder) -> None:
+    Args:
+        folder: Of the run.
+        root: Where they lie; None: in the run folder.
+    """
+
+    def __init__(self, folder: RunFolder, root: Path | None = None) -> None:
         self.folder = folder
+        self.root = root or folder.path
 
     def save(
         self,
@@ -108,15 +114,31 @@ class CheckpointStore:
         if final.exists():
             final.rename(self._hidden(global_step, ".replaced-" + secrets.token_hex(4)))
         staged.rename(final)
-        fsync(self.folder.path)
+        fsync(self.root)
         checkpoint = self._point_to(global_step, attempt)
         # The training worker does one thing at a time: it has left what earlier tries began.
         self._delete_left_overs(lambda _: True)
         return checkpoint
 
+    def adopt(self, checkpoint: Checkpoint, attempt: int) -> Checkpoint:
+        """Copy a complete checkpoint that lies elsewhere, and make it the latest.
+
+        Raises:
+            FencedError: a later attempt has begun.
+        """
+        step = checkpoint.global_step
+        if step not in self.steps():
+            staged = self._hidden(step, f".attempt-{attempt}-{secrets.token_hex(4)}")
+            shutil.copytree(checkpoint.path, staged)
+            _fsync_tree(staged)
+            self.folder.check_attempt(attempt)
+            staged.rename(self._path(step))
+            fsync(self.root)
+        return self._point_to(step, attempt)
+
     def _point_to(self, global_step: int, attempt: int) -> Checkpoint:
         self.folder.check_attempt(attempt)
-        write_atomically(self.folder.path / POINTER, str(global_step))
+        write_atomically(self.root / POINTER, str(global_step))
         return self.at(global_step)
 
     def _is_written_by(self, attempt: int, path: Path) -> bool:
@@ -133,7 +155,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: the pointer names a folder that is not there, and there is none before.
         """
-        pointer = self.folder.path / POINTER
+        pointer = self.root / POINTER
         if not pointer.exists():
             return None
         text = pointer.read_text(encoding="utf-8").strip()
@@ -165,18 +187,20 @@ class CheckpointStore:
     def rewind(self, checkpoint: Checkpoint, attempt: int) -> None:
         """Make `checkpoint` the latest: an attempt goes on from it, and later ones are abandoned.
 
-        They are kept as `abandoned_by_attempt_K/global_step_N`, out of the way of rotation.
+        They are kept as `abandoned_by_attempt_K/global_step_N`, out of the way of rotation. The
+        pointer stays where it is if `checkpoint` lies elsewhere: a snapshot.
         """
-        aside = self.folder.path / f"abandoned_by_attempt_{attempt}"
+        aside = self.root / f"abandoned_by_attempt_{attempt}"
         for step in self.steps():
             if step > checkpoint.global_step:
                 aside.mkdir(exist_ok=True)
                 self._path(step).rename(aside / f"global_step_{step}")
-        write_atomically(self.folder.path / POINTER, str(checkpoint.global_step))
+        if checkpoint.global_step in self.steps():
+            write_atomically(self.root / POINTER, str(checkpoint.global_step))
 
     def steps(self) -> list[int]:
         """Return the steps that have a complete checkpoint, ascending."""
-        found = self.folder.path.glob("global_step_*/trainer.json")
+        found = self.root.glob("global_step_*/trainer.json")
         return sorted(int(file.parent.name.removeprefix("global_step_")) for file in found)
 
     def rotate(self, keep: int | None, *, best_step: int | None) -> list[int]:
@@ -196,7 +220,7 @@ class CheckpointStore:
             # Renamed first: half of a checkpoint is never taken for a complete one.
             hidden = self._hidden(step, ".deleted-" + secrets.token_hex(4))
             self._path(step).rename(hidden)
-            _delete(hidden)
+            delete_tree(hidden)
             logger.info("checkpoint of step %d deleted (max_actor_ckpt_to_keep=%d)", step, keep)
         return doomed
 
@@ -205,15 +229,15 @@ class CheckpointStore:
         return references.is_dir() and any(references.iterdir())
 
     def _path(self, step: int) -> Path:
-        return self.folder.path / f"global_step_{step}"
+        return self.root / f"global_step_{step}"
 
     def _hidden(self, step: int, suffix: str) -> Path:
-        return self.folder.path / f".global_step_{step}{suffix}.tmp"
+        return self.root / f".global_step_{step}{suffix}.tmp"
 
     def _delete_left_overs(self, is_meant: Callable[[str], bool]) -> None:
-        for left_over in self.folder.path.glob(".global_step_*.tmp"):
+        for left_over in self.root.glob(".global_step_*.tmp"):
             if is_meant(left_over.name):
-                _delete(left_over)
+                delete_tree(left_over)
 
 
 def best_step(scores: dict[str, float], *, among: list[int]) -> int | None:
@@ -240,8 +264,8 @@ def checkpoint_from_path(path: Path) -> Checkpoint:
     raise CheckpointError(f"{path}: not a checkpoint; it must be a folder global_step_N of a run")
 
 
-def _delete(path: Path) -> None:
-    """Delete a hidden folder; what resists is tried again by the next save."""
+def delete_tree(path: Path) -> None:
+    """Delete a folder that nobody uses; what resists is tried again by whoever comes next."""
 
     def tell(_: object, name: str, error: tuple[object, BaseException, object]) -> None:
         logger.warning("%s cannot be deleted yet: %s", name, error[1])

@@ -11,9 +11,9 @@ from rlcore.buffer.policy import SamplePolicy
 from rlcore.buffer.transfer_queue import attached_queue
 from rlcore.cluster.ledger_client import LedgerClient
 from rlcore.config import RunConfig
-from rlcore.trainer.checkpoint import CheckpointStore
 from rlcore.trainer.prompt_source import PromptSource
 from rlcore.trainer.run_folder import RunFolder
+from rlcore.trainer.snapshots import saved_at
 from rlcore.trainer.supply import (
     check_generated,
     num_missing_warmup,
@@ -81,13 +81,13 @@ class PromptFeeding:
         """Make queue and ledger agree after a resume (verl: reissue of in-flight prompts)."""
         if self.global_steps == 0:
             return
-        checkpoint = CheckpointStore(self.folder).latest()
+        saved = saved_at(self.folder, self.global_steps)
         restore_waiting_rows(
             self.ledger,
             attached_queue(self.config.deadlines.queue),
             self._hook_key("restore_rows"),
             self._partition("train"),
-            None if checkpoint is None else checkpoint.path,
+            None if saved is None else saved.path,
         )
 
     def _hook_key(self, phase: str) -> CallKey:

@@ -28,6 +28,9 @@ class Phase:
 
     name: str
     method: str
+    is_in_training_group: bool = False
+    """It leaves something in the training group: one that is restored from a snapshot has to go
+    through it again."""
 
 
 ADD_BATCH = Phase("add_batch_to_generate", "_add_batch_to_generate")
@@ -35,14 +38,15 @@ SAMPLE_BATCH = Phase("sample_batch", "_sample_batch")
 BATCH_PHASES: tuple[Phase, ...] = (
     Phase("compute_reward", "_compute_reward_colocate"),
     Phase("balance_batch", "_balance_batch"),
-    Phase("compute_old_log_probs", "_compute_old_log_prob"),
+    Phase("compute_old_log_probs", "_compute_old_log_prob", is_in_training_group=True),
     Phase("compute_ref_log_probs", "_compute_ref_log_prob"),
     Phase("compute_teacher_log_probs", "_compute_teacher_log_prob"),
     Phase("compute_values", "_compute_values"),
     Phase("compute_advantage", "_compute_advantage"),
-    Phase("update_critic", "_update_critic"),
-    Phase("update_actor", "_update_actor"),
+    Phase("update_critic", "_update_critic", is_in_training_group=True),
+    Phase("update_actor", "_update_actor", is_in_training_group=True),
 )
+SAVE_SNAPSHOT = Phase("save_snapshot", "_save_snapshot")
 COMMIT_STEP = Phase("commit_step", "_commit_step")
 SAVE_CHECKPOINT = Phase("save_checkpoint", "_save_checkpoint")
 VALIDATE = Phase("validate", "_validate")
@@ -51,8 +55,9 @@ PHASE_NAMES: tuple[str, ...] = (
     ADD_BATCH.name,
     SAMPLE_BATCH.name,
     *(phase.name for phase in BATCH_PHASES),
-    SAVE_CHECKPOINT.name,
+    SAVE_SNAPSHOT.name,
     COMMIT_STEP.name,
+    SAVE_CHECKPOINT.name,
     "update_weights",
     VALIDATE.name,
 )

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
-from rlcore.trainer.checkpoint import Checkpoint, CheckpointStore, checkpoint_from_path
+from rlcore.trainer.checkpoint import Checkpoint, checkpoint_from_path
 from rlcore.trainer.run_folder import RunFolder, new_run_id
+from rlcore.trainer.snapshots import newest_saved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,8 @@ def which_run(config: RunConfig, resume: str | None) -> WhichRun:
 
     Args:
         config: Of the attempt.
-        resume: Run id whose last checkpoint is continued; goes before the configuration.
+        resume: Run id whose last snapshot or checkpoint is continued; goes before the
+            configuration.
 
     Raises:
         CheckpointError: the run or its checkpoint is not there.
@@ -42,7 +44,7 @@ def which_run(config: RunConfig, resume: str | None) -> WhichRun:
                 f"run {resume} cannot be continued: {folder.path} (trainer.default_local_dir or "
                 f"runs_root) holds run {folder.run_id}; name that run, or its own folder"
             )
-        return _continued(folder)
+        return _continued(folder, trainer.snapshots)
     local = Path(trainer.default_local_dir) if trainer.default_local_dir else None
     if trainer.resume_mode == "resume_path":
         return _from_checkpoint(Path(str(trainer.resume_from_path)), local)
@@ -54,13 +56,13 @@ def which_run(config: RunConfig, resume: str | None) -> WhichRun:
                 "trainer.resume_mode=disable does not continue it; choose another folder, or "
                 "resume_mode=auto"
             )
-        return _continued(held)
+        return _continued(held, trainer.snapshots)
     run_id = new_run_id(trainer.experiment_name)
     return WhichRun(run_id=run_id, path=config.run_folder(run_id), is_new=True)
 
 
-def _continued(folder: RunFolder) -> WhichRun:
-    latest = CheckpointStore(folder).latest()
+def _continued(folder: RunFolder, with_snapshots: bool) -> WhichRun:
+    latest = newest_saved(folder, with_snapshots=with_snapshots)
     return WhichRun(run_id=folder.run_id, path=folder.path, is_new=False, checkpoint=latest)
 
 

@@ -37,6 +37,7 @@ def bare_step(run, step):
         ADD_BATCH,
         COMMIT_STEP,
         SAMPLE_BATCH,
+        SAVE_SNAPSHOT,
         active_batch_phases,
         run_phase,
     )
@@ -57,6 +58,8 @@ def bare_step(run, step):
     trainer.on_sample_end()
     for each in active_batch_phases(trainer):
         phase(each, batch)
+    if run.config.trainer.snapshots:
+        phase(SAVE_SNAPSHOT)
     phase(COMMIT_STEP)
     trainer.on_step_end()
     run.trainer.state = trainer.state

@@ -111,5 +111,8 @@ class SimulatedTrainer(PPOTrainer):
         del batch
         return self._work()
 
+    def _save_snapshot(self) -> Metrics:
+        return self._work()
+
     def _commit_step(self) -> Metrics:
         return self._work()

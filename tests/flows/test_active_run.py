@@ -99,3 +99,23 @@ def test_a_time_limit_that_ends_with_the_run_changes_nothing(make_run):
     time.sleep(0.02)
     assert pages_of(run) == [(1, 1)]
     assert not run.is_save_due(1)
+
+
+def test_a_start_that_is_saved_nowhere_is_saved_first(make_run):
+    """A lost training group goes back to it; a due checkpoint may be missing behind a snapshot."""
+    run = make_run(total_training_steps=5, save_freq=2)
+    assert run.is_start_snapshot_due()
+    assert not run.is_start_checkpoint_due()
+    for step, due in ((2, True), (3, False), (5, True)):
+        run.trainer.global_steps = step
+        assert run.is_start_checkpoint_due() == due
+    folder = run.folder.path / "global_step_2"
+    folder.mkdir()
+    (folder / "trainer.json").write_text("{}")
+    run.trainer.global_steps = 2
+    assert not run.is_start_checkpoint_due()
+    assert not run.is_start_snapshot_due()
+    assert not make_run(snapshots=False).is_start_snapshot_due()
+    only = make_run(val_only=True, save_freq=2)
+    only.trainer.global_steps = 4
+    assert not only.is_start_snapshot_due() and not only.is_start_checkpoint_due()

@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlcore.trainer.snapshots import snapshot_root
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 
 CANCEL_S = 25
@@ -107,6 +109,9 @@ def test_ctrl_c_in_an_update_frees_everything_in_time_also_beside_a_tracker_that
     assert cancelled.code == 130
     assert cancelled.left == []
     assert cancelled.attempts()[0]["outcome"] == "cancelled"
+    # The last snapshot is on disk: `resume` loses no step, and the memory is free.
+    assert (cancelled.run / "global_step_2" / "trainer.json").is_file()
+    assert not snapshot_root(cancelled.run).exists()
     states = sqlite3.connect(project.root / ROOT / ".prefect" / "prefect.db").execute(
         "select r.state_name from flow_run r join flow f on r.flow_id = f.id "
         "where f.name = 'train' order by r.start_time"

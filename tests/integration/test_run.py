@@ -6,6 +6,7 @@ it leaves: the run folder and Prefect's database.
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcore.tracking.curves import read_metrics
 from rlcore.tracking.timeline import read_timeline
+from rlcore.trainer.snapshots import snapshot_root
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]  # two runs, one after the other
 
@@ -32,13 +34,14 @@ PHASES = [
     "compute_old_log_probs",
     "compute_advantage",
     "update_actor",
+    "save_snapshot",
     "commit_step",
 ]
 
 
 @dataclass
 class Story:
-    """A run in two attempts: killed, as if after checkpoint 2; finished."""
+    """A run in two attempts: killed, as if with its host after checkpoint 2; finished."""
 
     folder: Path
     alive_after_kill: list
@@ -75,7 +78,13 @@ def story(project):
 
 
 def forget_what_followed_checkpoint_2(folder):
-    """Leave what a run has that is killed after checkpoint 2, before validation 2 is reported."""
+    """Leave what a run has whose host is lost after checkpoint 2, before validation 2 is reported.
+
+    Snapshots are gone with the host; that of step 3 was there.
+    """
+    snapshots = snapshot_root(folder)
+    assert [path.name for path in snapshots.glob("global_step_*")] == ["global_step_3"]
+    shutil.rmtree(snapshots)
     file = folder / "metrics.jsonl"
     lines = [line for line in file.read_text().splitlines() if json.loads(line)["step"] < 2]
     file.write_text("".join(f"{line}\n" for line in lines))
@@ -212,8 +221,7 @@ def test_prefect_shows_one_page_per_step_and_one_task_run_per_phase(story, datab
     of_step_1 = [name for name in tasks if name.startswith("step-0001/")]
     assert of_step_1 == [f"step-0001/{phase}" for phase in [*PHASES, "update_weights"]]
     of_step_4 = [name.removeprefix("step-0004/") for name in tasks if name.startswith("step-0004/")]
-    *phases, commit = PHASES
-    assert of_step_4[-12:] == [*phases, "save_checkpoint", commit, "update_weights", "validate"]
+    assert of_step_4[-13:] == [*PHASES, "save_checkpoint", "update_weights", "validate"]
 
 
 def test_the_console_says_where_everything_is(run, story):
@@ -240,9 +248,9 @@ def test_what_the_run_leaves_draws_its_timeline(run, project):
 
 
 def test_nothing_is_left_in_shared_memory(run):
-    deadline = time.monotonic() + 10
+    deadline, snapshots = time.monotonic() + 10, snapshot_root(run).name
     while time.monotonic() < deadline:
-        left = [name for name in os.listdir("/dev/shm") if run.name in name]
+        left = [name for name in os.listdir("/dev/shm") if run.name in name or name == snapshots]
         if not left:
             break
         time.sleep(0.5)

@@ -1,9 +1,12 @@
 """The training worker as a Ray actor: rows from the queue, weights to shared memory."""
 
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
@@ -13,7 +16,7 @@ from rlcore.checkpoint_engine.segment import read_tensors
 from rlcore.cluster.queue_host import start_queue_host, stop_queue_host
 from rlcore.cluster.training_worker import TrainingGroup, start_training_group
 from rlcore.config import RunConfig, load_config
-from rlcore.errors import ActorUnavailableError, ConfigError, FencedError
+from rlcore.errors import ConfigError, FencedError, TrainingGroupLostError
 from rlcore.testing.tiny_model import build_tiny_model
 from rlcore.trainer.advantage import AdvantageSpec, compute_advantage
 from rlcore.types import CallKey, SampledBatch
@@ -27,6 +30,7 @@ TRAIN = f"{RUN}/train"
 class Bench:
     config: RunConfig
     group: TrainingGroup
+    folder: Path
     queue: QueueClient
     batch: SampledBatch
 
@@ -68,7 +72,7 @@ def bench(ray_session, tmp_path_factory):
         lease_id="l1", global_step=1, inner_step=0, uids=["u0", "u1", "u2", "u3"],
         keys=keys, tags=tags, metrics={},
     )  # fmt: skip
-    yield Bench(config, group, QueueClient(deadline_s=20), batch)
+    yield Bench(config, group, folder, QueueClient(deadline_s=20), batch)
     group.stop()
     stop_queue_host(RUN, 1)
 
@@ -139,9 +143,45 @@ def test_a_damaged_model_is_the_users_error(bench: Bench, tmp_path: Path):
         start_training_group(config, run_id="another", attempt=1, folder=tmp_path)
 
 
+def test_a_new_group_takes_the_place_of_one_whose_rank_died(bench: Bench, tmp_path: Path):
+    group, key = bench.group, call_key("update_weights", step=2)
+    group.save_checkpoint(call_key("save_snapshot", step=2), tmp_path / "actor")
+    before = group.publish_weights(key)
+    copy = group.with_deadline(60)
+    pid = ray.get(group.handles[0].__ray_call__.remote(lambda actor: os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(
+        TrainingGroupLostError, match="all its ranks are ended: trainer rank 0: state"
+    ):
+        group.state()
+    group.stop()
+    assert not Path(before.path).exists()
+    group.become(start_training_group(bench.config, run_id=RUN, attempt=1, folder=tmp_path))
+    group.load_checkpoint(call_key("restore_training", step=2), tmp_path / "actor")
+    assert (group.state()["applied"], group.state()["weight_version"]) == ((1, 0), before.version)
+    after = group.publish_weights(key)
+    assert (after.version, after.checksum) == (before.version, before.checksum)
+    # The first try of a phase is admitted again: the new ranks have seen none.
+    assert group.update_actor(call_key("update_actor"), TRAIN, bench.batch)
+    with pytest.raises(TrainingGroupLostError, match="trainer rank 0: state"):
+        copy.state()
+
+
+def test_a_group_that_does_not_answer_in_time_is_lost(bench: Bench):
+    pid = ray.get(bench.group.handles[0].__ray_call__.remote(lambda actor: os.getpid()))
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(TrainingGroupLostError, match=r"rank 0: state did not answer within 1 s"):
+        bench.group.with_deadline(1).state()
+    bench.group.stop()
+    gone, _ = psutil.wait_procs([p for p in psutil.process_iter() if p.pid == pid], timeout=10)
+    assert not psutil.pid_exists(pid), gone
+
+
 def test_a_dead_worker_is_named_and_its_segment_removed(bench: Bench):
+    fresh = start_training_group(bench.config, run_id=RUN, attempt=1, folder=bench.folder)
+    bench.group.become(fresh)
     meta = bench.group.publish_weights(call_key("update_weights", step=2))
     bench.group.stop()
     assert not Path(meta.path).exists()
-    with pytest.raises(ActorUnavailableError, match="trainer rank 0: state"):
+    with pytest.raises(TrainingGroupLostError, match="trainer rank 0: state"):
         bench.group.state()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlcore.doctor.leftovers import check_leftovers, ray_without_driver
 from rlcore.doctor.machine import cores, disk, memory, shared_memory
 from rlcore.doctor.servers import prefect_server, ray_cluster, ray_token
 from rlcore.doctor.software import compare_versions, python
+from rlcore.trainer.snapshots import snapshot_root
 
 
 def test_this_machine():
@@ -148,12 +150,23 @@ def test_leftovers_of_dead_runs(tmp_path):
     (runs / "elsewhere" / "run.holder").write_text("run elsewhere (pid 5 on another-host)\n")
     (shared / "rollflow-killed.weights").write_bytes(b"x")
     descriptor = hold_segment(shared / "rollflow-alive.weights")
+    forgotten = snapshot_root(runs / "forgotten", shared)
+    forgotten.mkdir()
+    owner = {"run_folder": str(runs / "forgotten"), "run_id": "forgotten"}
+    owner["host"] = socket.gethostname()
+    (forgotten / "owner.json").write_text(json.dumps(owner))
     found = check_leftovers(runs, shared)
     os.close(descriptor)
     ours = [f for f in found if f.subject != "ray"]
-    assert [f.subject for f in ours] == ["run killed", "run reused", "shared memory"]
+    assert [f.subject for f in ours] == [
+        "run killed",
+        "run reused",
+        "shared memory",
+        "shared memory",
+    ]
     assert "rollflow resume" in ours[0].fix
     assert "rollflow-killed.weights" in ours[2].message
+    assert str(forgotten) in ours[3].message
 
 
 def test_no_leftovers(tmp_path):

@@ -43,6 +43,7 @@ SWITCHES = {
     "critic.ppo_max_token_len_per_gpu=999": [GAE, "critic.use_dynamic_bsz=true"],
     f"{A}rollout.max_num_batched_tokens=4096": [f"{A}rollout.name=vllm"],
     f"{A}rollout.sleep_level=2": [f"{A}rollout.name=vllm", "trainer.device=cuda"],
+    "deadlines.save_snapshot=9": [],
     "ray.num_cpus=2": [],
     f"{QUEUE}SimpleStorage.total_storage_size=5000": [],
     f"{QUEUE}MooncakeStore.protocol=rdma": [IN_MOONCAKE],
@@ -72,6 +73,7 @@ OFF = {
     f"{A}actor.policy_loss.decoupled_cap_mode=mask": [
         f"{A}actor.policy_loss.loss_mode=decoupled_ppo"
     ],
+    "deadlines.save_snapshot=9": ["trainer.snapshots=false"],
     "ray.num_cpus=2": ["ray.address=127.0.0.1:1"],
 }
 

@@ -77,7 +77,11 @@ def test_parts_are_the_sums_by_hand(tmp_path):
         # 2 replicas x 16 slots x 72 tokens x (keys and values, 3 layers, 2 heads of 8, 4 bytes)
         "engine_kv_cache": 2 * 16 * 72 * (2 * 3 * 2 * 8 * 4),
         "published_weights": 4000,
+        # two, each of weights and both moments
+        "snapshots": 2 * 3 * 4000,
     }
+    without = memory_parts(load_config("grpo-tiny", ["trainer.snapshots=false"]), shape)
+    assert "snapshots" not in without
 
 
 def test_parts_of_ranks_reference_critic_and_adapters(tmp_path):
@@ -89,8 +93,10 @@ def test_parts_of_ranks_reference_critic_and_adapters(tmp_path):
     assert parts["reference_weights"] == 2000
     assert parts["critic_weights_gradients_moments"] == 8000
     assert parts["published_weights"] == 4000
+    assert parts["snapshots"] == 2 * 3 * 8000  # of policy and critic, all ranks together
     parts = memory_parts(load_config("grpo-tiny", [*ppo, f"{A}model.lora_rank=4"]), shape)
     assert (parts["weights"], parts["gradients"], parts["adamw_moments"]) == (4000, 0, 0)
+    assert parts["snapshots"] == 2 * 3 * 4000  # the critic's; adapters are counted as nothing
     assert "reference_weights" not in parts
 
 

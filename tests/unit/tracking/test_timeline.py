@@ -100,7 +100,8 @@ def test_every_phase_has_a_colour_of_its_kind():
         "update": {"update_actor", "update_critic"},
         "weights": {"update_weights"},
         "other": {
-            "add_batch_to_generate", "balance_batch", "commit_step", "save_checkpoint", "validate",
+            "add_batch_to_generate", "balance_batch", "commit_step", "save_checkpoint",
+            "save_snapshot", "validate",
         },
     }  # fmt: skip
 
