@@ -4,10 +4,14 @@
       owner.json                         run folder, run id and host
       global_step_N/                     as in a run folder, see rlcore/trainer/checkpoint.py
       latest_checkpointed_iteration.txt  the pointer, written last
+      .spare/                            the ranks' files of the one before
 
-They are files: no process needs to live for them to be used. The older one is deleted once the
-newer is complete, so there are two at most. The death of a process costs no more than the step in
-which it happens; what a host takes with it costs the steps since the last checkpoint.
+They are files: no process needs to live for them to be used. Once the newer one is complete, the
+older is none any more; the ranks write the next one over its files, since new pages of shared
+memory cost several times what a copy into old ones does. So the room of two is taken.
+
+The death of a process costs no more than the step in which it happens; what a host takes with it
+costs the steps since the last checkpoint.
 
 A run that is over leaves none. One that crashed keeps the last for the attempt that continues it.
 """
@@ -31,6 +35,7 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")
 OWNER = "owner.json"
 PATTERN = "rollflow-*.snapshots"
+SPARE = ".spare"
 
 
 def snapshot_root(run_folder: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
@@ -60,7 +65,9 @@ class SnapshotStore(CheckpointStore):
         trainer: dict[str, Any],
         write_actor: Callable[[Path], None],
     ) -> Checkpoint:
-        """Write snapshot `global_step` and delete the ones before; see CheckpointStore.save.
+        """Write snapshot `global_step` in the place of the ones before; see CheckpointStore.save.
+
+        `write_actor` may find files of an older snapshot in its folder, to write over.
 
         Raises:
             FencedError: a later attempt has begun.
@@ -71,8 +78,11 @@ class SnapshotStore(CheckpointStore):
         self._delete_left_overs(lambda _: True)
 
         def write(path: Path) -> None:
+            if (self.root / SPARE).exists():
+                (self.root / SPARE).rename(path)
+            since = _now(path.parent)
             write_actor(path)
-            if not path.is_dir():
+            if not _without_older(path, since):
                 raise CheckpointError(
                     f"{path} was written by the training ranks and is not there: they run on "
                     "another host than this phase; set trainer.snapshots=false"
@@ -84,7 +94,7 @@ class SnapshotStore(CheckpointStore):
             )
         except OSError as error:
             raise CheckpointError(f"{self.root}: no snapshot can be written: {error}") from error
-        self._delete(lambda step: step < global_step)
+        self._keep_as_spare(lambda step: step < global_step)
         return saved
 
     def latest(self) -> Checkpoint | None:
@@ -98,7 +108,7 @@ class SnapshotStore(CheckpointStore):
     def rewind(self, checkpoint: Checkpoint, attempt: int) -> None:
         """Delete the snapshots after `checkpoint`: an attempt goes on from it."""
         self.folder.check_attempt(attempt)
-        self._delete(lambda step: step > checkpoint.global_step)
+        self._keep_as_spare(lambda step: step > checkpoint.global_step)
 
     def remove(self) -> None:
         """Delete all of them, and the folder."""
@@ -122,12 +132,15 @@ class SnapshotStore(CheckpointStore):
         """Return what they take."""
         return size_of(self.root) if self._is_of_this_run() else 0
 
-    def _delete(self, is_meant: Callable[[int], bool]) -> None:
+    def _keep_as_spare(self, is_meant: Callable[[int], bool]) -> None:
+        """Undo snapshots; the next one may be written over the files of one of them."""
         for step in self.steps():
             if is_meant(step):
                 # Renamed first: half of a snapshot is never taken for a complete one.
                 hidden = self._hidden(step, ".deleted-" + secrets.token_hex(4))
                 self._path(step).rename(hidden)
+                if (hidden / "actor").is_dir() and not (self.root / SPARE).exists():
+                    (hidden / "actor").rename(self.root / SPARE)
                 delete_tree(hidden)
 
     def _make_root(self) -> None:
@@ -161,6 +174,24 @@ class SnapshotStore(CheckpointStore):
     def _is_own(self) -> bool:
         """Whether this user made it: what another has put there is not read."""
         return self.root.is_dir() and self.root.stat().st_uid == os.getuid()
+
+
+def _now(folder: Path) -> int:
+    """Return the time of a file that is written now, nanoseconds."""
+    file = folder / "now"
+    file.touch()
+    written = file.stat().st_mtime_ns
+    file.unlink()
+    return written
+
+
+def _without_older(folder: Path, since: int) -> bool:
+    """Remove files that were not written since then; return whether any was."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    older = [path for path in files if path.stat().st_mtime_ns < since]
+    for path in older:
+        path.unlink()
+    return len(files) > len(older)
 
 
 def newest_saved(

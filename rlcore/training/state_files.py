@@ -48,19 +48,24 @@ class Place:
 
 
 class StateWriter(FileSystemWriter):
-    """Writes the parts of one rank to one file, which is on disk when `write_data` returns."""
+    """Writes the parts of one rank to one file, which is on disk when `write_data` returns.
+
+    A file that is there is written over, not replaced: see rlcore/trainer/snapshots.py.
+    """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write what the plan gives to this rank."""
         name = f"rank-{self.rank or 0}.bin"
+        path = Path(self.path) / name
         results: list[WriteResult] = []
-        with (Path(self.path) / name).open("wb") as file:
+        with path.open("r+b" if path.exists() else "wb") as file:
             for item in plan.items:
                 tensor = _data(planner, item)
                 file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
                 place = Place(name, file.tell(), tensor.dtype, tuple(tensor.shape))
                 file.write(tensor.flatten().view(torch.uint8).numpy().data)
                 results.append(WriteResult(item.index, place.num_bytes, place))
+            file.truncate()
             file.flush()
             os.fsync(file.fileno())
         done: Future[list[WriteResult]] = Future()

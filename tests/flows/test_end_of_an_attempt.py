@@ -29,11 +29,16 @@ def attempt(tmp_path):
     (folder.path / "config.json").write_text("{}")
     folder.begin_attempt(max_attempts=9)
     store = SnapshotStore(folder)
+
+    def write_actor(path):
+        path.mkdir()
+        (path / "weights").touch()
+
     store.save(
         global_step=3,
         attempt=1,
         trainer={"state": {}, "ledger": {}},
-        write_actor=lambda path: path.mkdir(),
+        write_actor=write_actor,
     )
     yield folder, store
     store.remove()

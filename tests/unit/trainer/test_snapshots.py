@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import stat
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from rlcore.trainer.run_folder import RunFolder
 from rlcore.trainer.snapshot_room import check_room
 from rlcore.trainer.snapshots import (
     OWNER,
+    SPARE,
     SnapshotStore,
     newest_saved,
     remove_leftovers,
@@ -46,7 +48,7 @@ def store(folder, shared):
 
 
 def write_actor(path):
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     (path / "weights").write_text("w")
 
 
@@ -84,7 +86,36 @@ def test_the_older_one_goes_once_the_newer_is_complete(store):
     save(store, 2, write=write)
     assert found == [1]  # while 2 is written
     assert store.steps() == [2]
-    assert names(store) == ["global_step_2", POINTER, OWNER]
+    assert names(store) == [SPARE, "global_step_2", POINTER, OWNER]
+
+
+def test_the_ranks_write_over_the_files_of_the_one_before_last(store):
+    inodes = []
+
+    def write(path):
+        path.mkdir(exist_ok=True)
+        found = (path / "weights").exists()
+        with (path / "weights").open("r+b" if found else "wb") as file:
+            file.write(b"%d" % len(inodes))
+        if not inodes:
+            (path / "of-another-rank").touch()
+        inodes.append((path / "weights").stat().st_ino)
+
+    for step in (1, 2, 3, 4):
+        saved = save(store, step, write=write)
+    assert inodes[:2] == inodes[2:] and inodes[0] != inodes[1]
+    assert (saved.actor_path / "weights").read_bytes() == b"3"
+    # What nobody has written this time is of an older one.
+    assert [path.name for path in saved.actor_path.iterdir()] == ["weights"]
+
+
+def test_old_files_are_not_taken_for_those_of_ranks_that_write_elsewhere(store):
+    save(store, 1)
+    save(store, 2)
+    time.sleep(0.02)  # the clock of files moves a few times in it
+    with pytest.raises(CheckpointError, match=r"another host .*trainer\.snapshots=false"):
+        save(store, 3, write=lambda path: None)
+    assert store.latest().global_step == 2
 
 
 def test_one_that_dies_in_the_middle_leaves_the_older_and_its_remains_go_first(store):
