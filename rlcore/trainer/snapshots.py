@@ -118,12 +118,14 @@ class SnapshotStore(CheckpointStore):
     def move_to_disk(self, attempt: int) -> None:
         """Make the newest one a checkpoint in the run folder, and free the shared memory.
 
+        That of step 0 holds nothing that was learnt: it goes.
+
         Raises:
             FencedError: a later attempt has begun.
             OSError: it cannot be copied; then it stays where it is.
         """
         newest = self.latest()
-        if newest is not None:
+        if newest is not None and newest.global_step > 0:
             kept = CheckpointStore(self.folder).adopt(newest, attempt)
             logger.info("the last snapshot is kept as %s", kept.path)
         self.remove()

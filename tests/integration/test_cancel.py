@@ -74,7 +74,7 @@ def interrupted(project, process, family, *, times, gone_s=5):
 def cancelled(project):
     (project.root / "hangs.py").write_text(TRACKER)
     shutil.copy(ENGINE, project.root)
-    hold, held = project.root / "hold_update", project.root / "held"
+    hold, held = project.root / "hold_update", project.root / "update_is_held"
     hold.touch()
     process = project.start(
         "train", "grpo-tiny", f"trainer.runs_root={ROOT}",

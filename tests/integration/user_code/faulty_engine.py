@@ -19,7 +19,7 @@ class FaultyCheckpointEngine(NaiveCheckpointEngine):
         """Load `meta` in every replica, or do not."""
         if key.global_step == FAULTY_STEP:
             while (HERE / "hold_update").exists():
-                (HERE / "held").touch()
+                (HERE / "update_is_held").touch()
                 time.sleep(0.1)
             if key.try_number == 1:
                 raise TransientError("the network went away, says the test")

@@ -242,6 +242,9 @@ def test_what_is_moved_to_disk_is_a_checkpoint_and_frees_the_memory(folder, stor
     assert (latest.actor_path / "weights").read_text() == "w"
     assert not store.root.exists()
     store.move_to_disk(1)  # nothing is there
+    save(store, 0)
+    store.move_to_disk(1)  # nothing was learnt yet
+    assert not store.root.exists()
     assert CheckpointStore(folder).steps() == [2, 3]
 
 
