@@ -1,4 +1,8 @@
-"""One attempt of a run while it lasts: what flows and hooks work with (`active_run()`)."""
+"""One attempt of a run while it lasts: what flows and hooks work with (`active_run()`).
+
+One file, though a long one: what is due when, and what a phase does to state, metrics and
+deadlines, is read from the same fields.
+"""
 
 import asyncio
 import logging

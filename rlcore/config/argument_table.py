@@ -2,7 +2,7 @@
 
 The README's table is rendered from these rows, and `rlcore.config.arguments` reads them. A row says
 where the value comes from, how it is converted, and, where the result differs from verl's, what
-verl does and which setting restores it.
+verl does and which setting restores it. One file, though a long one: it is one table.
 """
 
 from collections.abc import Callable

@@ -15,7 +15,7 @@ _ACTIVATION_BYTES = {"bfloat16": 34, "float32": 68}
 _BYTES = {"bfloat16": 2, "float32": 4}
 _FLOAT32 = 4
 NUM_SNAPSHOTS = 2
-"""At a time: the newer is written before the older is deleted."""
+"""The newer is written beside the older, whose room is kept for the one after."""
 
 
 def memory_parts(

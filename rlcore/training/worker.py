@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from rlcore.algorithms import masked_mean, offpolicy_metrics, teacher_kl
 from rlcore.checkpoint_engine.segment import write_tensors
 from rlcore.checkpoint_engine.segment_file import segment_path
-from rlcore.errors import ConfigError, DataError, FencedError
+from rlcore.errors import ConfigError, FencedError
 from rlcore.fencing import Fence
+from rlcore.training import log_prob_metrics
 from rlcore.training.balance import Share, shares
 from rlcore.training.batches import Rows, check_rows
 from rlcore.training.checkpoint import (
@@ -41,8 +40,6 @@ from rlcore.training.update import REFERENCE_COLUMN, PolicyUpdater
 from rlcore.training.versions import WeightVersions
 from rlcore.types import CallKey, WeightMeta
 
-COMPARED = ("response_mask", "old_log_probs", "entropy", "rollout_log_probs")
-"""Columns that the metrics of log-probs are made of."""
 FORWARD_COLUMNS = ("prompts", "responses", "response_mask")
 CRITIC = "critic"
 """Folder of the critic's part of a checkpoint, beside the policy's."""
@@ -156,10 +153,12 @@ class TrainingWorker:
             ["old_log_probs", "entropy"],
             lambda layout: self.policy.log_probs(layout, self.spec.temperature),
         )
-        compared = {n: v for n, v in {**rows, **columns}.items() if n in COMPARED}
-        metrics = _log_prob_metrics(summed(self.ranks.gather(compared)))
+        metrics = log_prob_metrics.policy_metrics(self._compared(rows, columns))
         metrics["perf/log_prob_seconds"] = time.perf_counter() - started
         return columns, metrics
+
+    def _compared(self, rows: Rows, columns: Rows) -> Rows:
+        return summed(self.ranks.gather(log_prob_metrics.compared(rows, columns)))
 
     def compute_ref_log_prob(self, key: CallKey, rows: Rows) -> Rows:
         """Return the column `ref_log_prob` under the frozen reference.
@@ -210,16 +209,14 @@ class TrainingWorker:
         teacher = self.teacher
         if teacher is None:
             raise ConfigError("this run has no teacher: nothing in it is distilled")
-        _check_vocabulary(teacher, rows)
+        log_prob_metrics.check_vocabulary(teacher, rows)
         columns = self._columns(
             teacher,
             rows,
             [TEACHER_COLUMN],
             lambda layout: teacher.log_probs(layout, self.spec.temperature)[:1],
         )
-        compared = {name: rows[name] for name in ("response_mask", "old_log_probs") if name in rows}
-        everything = summed(self.ranks.gather({**compared, **columns}))
-        return columns, _teacher_metrics(everything)
+        return columns, log_prob_metrics.teacher_metrics(self._compared(rows, columns))
 
     def compute_values(self, key: CallKey, rows: Rows) -> tuple[Rows, dict[str, float]]:
         """Return the column `values` under the critic's present weights, and the time it took.
@@ -401,35 +398,3 @@ class TrainingWorker:
         if self.critic is None:
             raise ConfigError("this run has no critic: nothing in it asks for values")
         return self.critic
-
-
-def _check_vocabulary(model: Policy, rows: Rows) -> None:
-    embeddings = model.model.get_input_embeddings()
-    num_rows = int(embeddings.num_embeddings)  # type: ignore[arg-type]
-    for name in ("prompts", "responses"):
-        for row, ids in enumerate(rows[name]):
-            if len(ids) and int(ids.max()) >= num_rows:
-                raise DataError(
-                    f"row {row}: {name} hold token {int(ids.max())}, of which the teacher "
-                    f"{model.model.name_or_path} has no row: its vocabulary has {num_rows}"
-                )
-
-
-def _teacher_metrics(rows: Rows) -> dict[str, float]:
-    if "old_log_probs" not in rows:
-        return {}
-    padded = {name: pad_sequence(values, batch_first=True) for name, values in rows.items()}
-    kl = teacher_kl(padded["old_log_probs"], padded[TEACHER_COLUMN], padded["response_mask"])
-    return {"actor/distillation/teacher_kl": kl}
-
-
-def _log_prob_metrics(rows: Rows) -> dict[str, float]:
-    padded = {name: pad_sequence(rows[name], batch_first=True) for name in rows}
-    mask = padded["response_mask"]
-    metrics = {"actor/entropy": masked_mean(padded["entropy"], mask).item()}
-    if "rollout_log_probs" in padded:
-        gap = offpolicy_metrics(padded["old_log_probs"], padded["rollout_log_probs"], mask)
-        for name, value in gap.items():
-            prefix = "training/rollout_" if "_diff_" in name else "rollout_corr/"  # as verl
-            metrics[prefix + name] = value
-    return metrics

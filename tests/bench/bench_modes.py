@@ -31,6 +31,8 @@ BUDGET, SKIPPED = 2, 3
 CELLS = [(1.0, 0.0), (1.0, 1.0), (0.5, 1.0), (2.0, 0.5)]
 """T_train / G, sigma of the lengths."""
 TARGET = 0.85
+RUN_S = 900.0
+"""For one training; it takes two minutes."""
 
 
 def generation_s(sigma: float) -> float:
@@ -76,7 +78,9 @@ def run(root: Path, mode: str, train_s: float, sigma: float, steps: int) -> tupl
         ]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "flows.cli", "train", "grpo-tiny", *given]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=RUN_S
+    )
     if done.returncode:
         raise RuntimeError(f"{mode} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]

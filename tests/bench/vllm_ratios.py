@@ -42,6 +42,7 @@ from rlcore.types import CallKey, TokenOutput, WeightMeta
 MODEL = "models/smollm2-135m-instruct"
 NUM_SEQUENCES, PROMPT_TOKENS, NEW_TOKENS = 64, 20, 128
 MAX_LEN = PROMPT_TOKENS + NEW_TOKENS
+CALL_S = 600.0
 KEY = CallKey(run_id="run", attempt=1, global_step=1, phase="update_weights")
 
 
@@ -113,7 +114,7 @@ class Served:
         return self.engine
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_S)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self.server, name)

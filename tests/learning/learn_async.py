@@ -21,6 +21,8 @@ from rlcore.tracking.curves import read_metrics
 MODES = ("sync", "colocate-async", "separate-async")
 QUESTIONS = 512
 MARGIN = 0.05
+RUN_S = 7200.0
+"""For one training; it takes ten minutes."""
 STALENESS = "training/off_policy/trajectory_staleness_worst/mean"
 
 
@@ -32,7 +34,9 @@ def train(out: Path, mode: str, seed: int) -> dict[int, dict[str, float]]:
         data = out / "data"
         rollflow = [sys.executable, "-m", "flows.cli"]
         subprocess.run(
-            [*rollflow, "prepare", "chain_sum", f"out={data}", f"test_size={QUESTIONS}"], check=True
+            [*rollflow, "prepare", "chain_sum", f"out={data}", f"test_size={QUESTIONS}"],
+            check=True,
+            timeout=RUN_S,
         )
         preset = "grpo-smollm2" if mode == "sync" else f"grpo-smollm2-{mode}"
         given = [
@@ -43,7 +47,7 @@ def train(out: Path, mode: str, seed: int) -> dict[int, dict[str, float]]:
             "trainer.test_freq=45",
             f"trainer.default_local_dir={folder}",
         ]
-        subprocess.run([*rollflow, "train", preset, *given], check=True)
+        subprocess.run([*rollflow, "train", preset, *given], check=True, timeout=RUN_S)
     return read_metrics(folder / "metrics.jsonl")
 
 
